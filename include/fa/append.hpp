@@ -58,11 +58,13 @@ struct AppendInputs {
   TensorView q_out = {};  ///< where q goes, of its shape. In place: the same view
   /// With AttentionConfig::k_dtype, or v_dtype: the scales of the cache's rows, f32, [pages, h_kv, page_size], or
   /// [b, h_kv, s_max] of a contiguous cache. Any strides. A new row of x is stored as x / scale, rounded to the
-  /// nearest, ties to even, and at most 448 (e4m3) or 127 (i8).
+  /// nearest, ties to even, and at most 448 (e4m3) or 127 (i8). Of u4x2: scales and offsets, of the config's dtype,
+  /// [.., 2 * d / group_size]. Of a group x is stored as (x - offset) / scale, from 0 to 15.
   TensorView k_scale = {};
   TensorView v_scale = {};
   /// Whether the scales are there, and are read. Else each new row gets one of its own, which is written: its greatest
-  /// magnitude over 448 or 127, or 0 for a row below 2^-100. One with an infinity or a NaN reads as NaN.
+  /// magnitude over 448 or 127, or 0 for a row below 2^-100. Of u4x2 a group's offset is its least number, and its
+  /// scale a 15th of the way from there to its greatest. One with an infinity or a NaN reads as NaN.
   bool scales_given = false;
 };
 

@@ -163,16 +163,23 @@ struct AttentionConfig {
   /// empty, and d_v is this. A multiple of 8 from 8 to 512, at most head_dim; 0: v is a tensor of its own. Forward
   /// only.
   int value_in_key = 0;
-  /// What K, and V, of a cache are stored as: e4m3 or i8, independent of each other and of `dtype`, which is f16 or
-  /// bf16 then. An element stands for its value times the row's scale (ForwardInputs::k_scale). Without one the cache
-  /// is of `dtype`. Forward and append only, without dropout and, but over pages, without varlen. Head dims are
-  /// multiples of 16, and rows of the cache start at multiples of 16 bytes (docs/quantized_caches.md).
+  /// What K, and V, of a cache are stored as: e4m3, i8 or u4x2, independent of each other and of `dtype`, which is f16
+  /// or bf16 then. An element stands for its value times the row's scale (ForwardInputs::k_scale). Without one the
+  /// cache is of `dtype`. Forward and append only, without dropout and, but over pages, without varlen. Head dims are
+  /// multiples of 16, of u4x2 of `group_size`. Rows of the cache start at multiples of 16 bytes
+  /// (docs/quantized_caches.md).
   std::optional<DType> k_dtype = std::nullopt;
   std::optional<DType> v_dtype = std::nullopt;
-  /// With a dtype of e4m3 or e5m2, 8-bit floats, which are of q, k and v: what o is of, bf16 or f16; none: bf16. An
-  /// element stands for its value times a scale (ForwardInputs::q_scale). Forward only, on Hopper and the host, with
+  /// With a k_dtype or v_dtype of u4x2: columns of a row that share a scale and an offset, 32, 64 or 128. 0: 32.
+  int group_size = 0;
+  /// With a dtype of e4m3 or e5m2, 8-bit floats, which are of q, k and v: what o is of, bf16, f16 or e4m3; none: bf16.
+  /// An element stands for its value times a scale (ForwardInputs::q_scale). Forward only, on Hopper and the host, with
   /// head dims in multiples of 16 up to 256; docs/fp8.md says what else is refused.
   std::optional<DType> o_dtype = std::nullopt;
+  /// With 8-bit floats: each key has scales of its own, for its row of K (key_scales) and for that of V (value_scales),
+  /// which ForwardInputs::k_scale and v_scale hold.
+  bool key_scales = false;
+  bool value_scales = false;
   /// Of forward. Nothing is tuned then, and the planner's first choice runs. Refused with `accumulate`, and with fields
   /// of `kernel`.
   Invariance invariance = Invariance::none;
@@ -224,11 +231,14 @@ struct ForwardInputs {
   /// SharedPrefix::kMaxLevels. A schedule is of the requests' own keys then. Read during the call only.
   std::span<const SharedPrefix> prefixes = {};
   /// With AttentionConfig::k_dtype, or v_dtype: f32, [b, h_kv, s_kv], or of pages [pages, h_kv, page_size]. Any
-  /// strides: with 0 on an axis, all of it shares a scale. They are finite; 0 and negative ones are legal. With a dtype
-  /// of e4m3 or e5m2: f32, [b, h_kv], optional.
+  /// strides: with 0 on an axis, all of it shares a scale. They are finite; 0 and negative ones are legal. Of u4x2: of
+  /// the config's dtype, [b, h_kv, s_kv, 2 * d / group_size], a scale and an offset of each group in turn. With a dtype
+  /// of e4m3 or e5m2: f32, [b, h_kv], of b sequences of a packed batch; optional: 1. With AttentionConfig::key_scales
+  /// k_scale may be [b, h_kv, s_kv], and of a packed batch is [h_kv, total_kv]; with value_scales v_scale likewise.
   TensorView k_scale = {};
   TensorView v_scale = {};
-  /// With a dtype of e4m3 or e5m2: f32, [b, h_q, s_q] or [b, h_q], any strides; optional: 1.
+  /// With a dtype of e4m3 or e5m2: f32, [b, h_q, s_q] or [b, h_q], of a packed batch [h_q, total_q]; any
+  /// strides; optional: 1.
   TensorView q_scale = {};
   /// Where the call stands in a larger attention; nothing: it is the whole.
   std::optional<ShardPlace> place = std::nullopt;

@@ -75,9 +75,21 @@ enum fa_status {
 };
 
 /* Element types. The host device alone accepts FA_F64. Captured tensors and tables alone may be FA_I32. K and V of a
- * cache may be FA_E4M3 (OCP 8-bit floating point) or FA_I8 (fa_config.k_dtype); q, k and v may be FA_E4M3 or FA_E5M2.
+ * cache may be FA_E4M3 (OCP 8-bit floating point), FA_I8 or FA_U4X2 (fa_config.k_dtype); q, k and v may be FA_E4M3 or
+ * FA_E5M2. An element of FA_U4X2 is a byte with two columns of a row, from 0 to 15 each. The last axis of such a tensor
+ * is half of the head dim. Of eight columns the even ones are in the lower two bytes, the odd ones in the upper two.
  */
-enum fa_dtype { FA_F16 = 0, FA_BF16 = 1, FA_F32 = 2, FA_F64 = 3, FA_I32 = 4, FA_E4M3 = 5, FA_I8 = 6, FA_E5M2 = 7 };
+enum fa_dtype {
+  FA_F16 = 0,
+  FA_BF16 = 1,
+  FA_F32 = 2,
+  FA_F64 = 3,
+  FA_I32 = 4,
+  FA_E4M3 = 5,
+  FA_I8 = 6,
+  FA_E5M2 = 7,
+  FA_U4X2 = 8
+};
 
 /* Where an attention runs. */
 enum fa_device_kind {
@@ -253,9 +265,9 @@ typedef struct fa_config {
   /* V is the first so many columns of K, as in multi-head latent attention: fa_forward_inputs.v is NULL, and d_v is
    * this. A multiple of 8 from 8 to 512, at most head_dim; 0: v is a tensor of its own. Forward only. */
   int32_t value_in_key;
-  /* What K, and V, of a cache are stored as, where has_*_dtype is nonzero: FA_E4M3 or FA_I8, with a dtype of FA_F16 or
-   * FA_BF16. An element stands for its value times the row's scale (fa_forward_inputs.k_scale). Forward and append
-   * only, without dropout and, but over pages, without varlen; head dims are multiples of 16. */
+  /* What K, and V, of a cache are stored as, where has_*_dtype is nonzero: FA_E4M3, FA_I8 or FA_U4X2, with a dtype of
+   * FA_F16 or FA_BF16. An element stands for its value times the row's scale (fa_forward_inputs.k_scale). Forward and
+   * append only, without dropout and, but over pages, without varlen; head dims are multiples of 16. */
   int32_t has_k_dtype;
   int32_t k_dtype;
   int32_t has_v_dtype;
@@ -263,11 +275,19 @@ typedef struct fa_config {
   int32_t invariance; /* enum fa_invariance, of fa_forward: nothing is tuned; refused with accumulate and with fields of
                          `kernel` */
   int32_t debug; /* nonzero: kernels that check waits and addresses, and say what is wrong; slow, nothing is tuned */
-  /* With a dtype of FA_E4M3 or FA_E5M2, of q, k and v: what o is of, FA_BF16 or FA_F16, where has_o_dtype is nonzero;
-   * else FA_BF16. An element stands for its value times a scale (fa_forward_inputs.q_scale). Forward only, on Hopper
-   * and the host; head dims are multiples of 16 up to 256. */
+  /* With a dtype of FA_E4M3 or FA_E5M2, of q, k and v: what o is of, FA_BF16, FA_F16 or FA_E4M3, where has_o_dtype is
+   * nonzero; else FA_BF16. An element stands for its value times a scale (fa_forward_inputs.q_scale). Forward only, on
+   * Hopper and the host; head dims are multiples of 16 up to 256. */
   int32_t has_o_dtype;
   int32_t o_dtype;
+  /* With a k_dtype or v_dtype of FA_U4X2: columns of a row that share a scale and an offset, 32, 64 or 128. 0: 32. The
+   * scales are of `dtype` then, [b, h_kv, s_kv, 2 * d / group_size], a scale and an offset of each group in turn. A
+   * code stands for scale * code + offset, rounded to `dtype`. */
+  int32_t group_size;
+  /* With a dtype of FA_E4M3 or FA_E5M2: each key has a scale for its row of K (key_scales), and for that of V
+   * (value_scales). fa_forward_inputs.k_scale and v_scale hold them. */
+  int32_t key_scales;
+  int32_t value_scales;
 } fa_config;
 
 /* Flags of a tensor. */
@@ -432,11 +452,12 @@ typedef struct fa_forward_inputs {
   const fa_shared_prefix* prefixes;
   uint64_t prefix_count;
   /* With fa_config.has_k_dtype, or has_v_dtype: f32, [b, h_kv, s_kv], or of pages [pages, h_kv, page_size]. Any
-   * strides: with 0 on an axis, all of it shares a scale. With a dtype of FA_E4M3 or FA_E5M2: f32, [b, h_kv], or NULL.
-   */
+   * strides: with 0 on an axis, all of it shares a scale. With a dtype of FA_E4M3 or FA_E5M2: f32, [b, h_kv], of b
+   * sequences of a packed batch, or NULL. With fa_config.key_scales k_scale may be [b, h_kv, s_kv], or of a packed
+   * batch is [h_kv, total_kv]; with fa_config.value_scales v_scale likewise. */
   const fa_tensor* k_scale;
   const fa_tensor* v_scale;
-  const fa_tensor* q_scale;    /* with such a dtype: f32, [b, h_q, s_q] or [b, h_q], any strides, or NULL */
+  const fa_tensor* q_scale;    /* with such a dtype: f32, [b, h_q, s_q], [b, h_q] or [h_q, total_q], or NULL */
   const fa_shard_place* place; /* where the call stands in a larger attention; NULL: it is the whole */
   /* The multiprocessors that the attention kernel takes at a time, so that others have room beside it; 0: all. The host
    * device ignores it. */

@@ -12,9 +12,10 @@
 namespace fa {
 
 /// Element types. The host device alone accepts f64. Captured tensors and tables alone may be i32. e4m3 and e5m2 are
-/// OCP 8-bit floating point, of q, k and v (AttentionConfig::dtype). K and V of a cache may be e4m3 or i8
-/// (AttentionConfig::k_dtype).
-enum class DType : std::uint8_t { f16 = 0, bf16 = 1, f32 = 2, f64 = 3, i32 = 4, e4m3 = 5, i8 = 6, e5m2 = 7 };
+/// OCP 8-bit floating point, of q, k and v (AttentionConfig::dtype). K and V of a cache may be e4m3, i8 or u4x2
+/// (AttentionConfig::k_dtype). An element of u4x2 is a byte with two columns of a row, from 0 to 15 each. The last axis
+/// of such a tensor is half of the head dim (docs/quantized_caches.md).
+enum class DType : std::uint8_t { f16 = 0, bf16 = 1, f32 = 2, f64 = 3, i32 = 4, e4m3 = 5, i8 = 6, e5m2 = 7, u4x2 = 8 };
 
 /// Bytes of one element.
 constexpr std::size_t size_of(DType dtype) noexcept {
@@ -22,7 +23,7 @@ constexpr std::size_t size_of(DType dtype) noexcept {
   return dtype == DType::f64 ? 8 : dtype == DType::f32 || dtype == DType::i32 ? 4 : dtype >= DType::e4m3 ? 1 : 2;
 }
 
-/// "f16", "bf16", "f32", "f64", "i32", "e4m3", "i8" or "e5m2".
+/// "f16", "bf16", "f32", "f64", "i32", "e4m3", "i8", "e5m2" or "u4x2".
 FA_API const char* to_string(DType dtype) noexcept;
 
 /// A tensor that somebody else owns: pointer, dtype, shape and strides in elements.

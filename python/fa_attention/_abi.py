@@ -8,7 +8,7 @@ from typing import Any
 OK, INVALID_ARGUMENT, UNSUPPORTED, NO_DRIVER, NO_COMPILER = 0, 1, 2, 3, 4
 COMPILE_FAILED, CUDA, OUT_OF_MEMORY, IO, CACHE_MISS, INTERNAL = 5, 6, 7, 8, 9, 10
 
-F16, BF16, F32, F64, I32, E4M3, I8, E5M2 = range(8)
+F16, BF16, F32, F64, I32, E4M3, I8, E5M2, U4X2 = range(9)
 DEVICE_CURRENT, DEVICE_CUDA, DEVICE_HOST = 0, 1, 2
 
 _Pointer = ctypes.POINTER
@@ -72,7 +72,7 @@ class Config(Struct):
         ("page_size", ctypes.c_int64),
         *_many("accumulate value_in_key", ctypes.c_int32),
         *_many("has_k_dtype k_dtype has_v_dtype v_dtype", ctypes.c_int32),
-        *_many("invariance debug has_o_dtype o_dtype", ctypes.c_int32),
+        *_many("invariance debug has_o_dtype o_dtype group_size key_scales value_scales", ctypes.c_int32),
     ]
 
 

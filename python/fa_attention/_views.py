@@ -9,7 +9,8 @@ from . import _abi
 from ._errors import type_name
 
 DTYPES = {"float16": _abi.F16, "bfloat16": _abi.BF16, "float32": _abi.F32, "float64": _abi.F64, "int32": _abi.I32,
-          "float8_e4m3fn": _abi.E4M3, "int8": _abi.I8, "float8_e5m2": _abi.E5M2}
+          "float8_e4m3fn": _abi.E4M3, "int8": _abi.I8, "float8_e5m2": _abi.E5M2,
+          "uint8": _abi.U4X2}  # bytes with two codes of a cache of 4 bits
 SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8, "uint8": 1, "int8": 1,
          "float8_e4m3fn": 1, "float8_e5m2": 1}
 HOST = (_abi.DEVICE_HOST, 0)

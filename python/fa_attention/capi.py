@@ -228,14 +228,17 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
                 value_in_key: int = 0, k_dtype: Optional[object] = None, v_dtype: Optional[object] = None,
                 invariance: str = "none", debug: bool = False, kernel: str = "", backward_kernel: str = "",
                 cache_mode: str = "disk", cache_directory: str = "", compile: str = "allow",
-                host_f64: bool = False, o_dtype: Optional[object] = None) -> _abi.Config:
+                host_f64: bool = False, o_dtype: Optional[object] = None, group_size: int = 0,
+                key_scales: bool = False, value_scales: bool = False) -> _abi.Config:
     """The fields of fa_config; score, mask: what `function` makes; page_size: k and v are pages [pages, h_kv, page_size,
     d]; accumulate: forward adds to what o and lse hold; value_in_key: V is the first so many columns of K, and v None;
-    k_dtype, v_dtype: what K, and V, of a cache are stored as, "float8_e4m3fn" or "int8"; invariance: what the bits of o
+    k_dtype, v_dtype: what K, and V, of a cache are stored as, "float8_e4m3fn", "int8" or "uint8", bytes of two codes of 4
+    bits; group_size: columns of these that share a scale and an offset; invariance: what the bits of o
     and lse are a function of; debug: kernels that check waits and addresses, and are slow; kernel, backward_kernel: what of a
     kernel is fixed, in words, "tile_m=192 stages=2"; cache_mode: where compiled kernels are kept; compile: whether some may be
     compiled; host_f64: the host device accumulates in double; o_dtype: with a dtype of
-    "float8_e4m3fn" or "float8_e5m2" what o is of."""
+    "float8_e4m3fn" or "float8_e5m2" what o is of; key_scales, value_scales: each key has a scale for its row of
+    k, of v, then."""
     override = _abi.KernelOverride(family=_number("family", FAMILIES, family), text=kernel.encode())
     backward_override = _abi.KernelOverride(family=_number("backward_family", FAMILIES, backward_family),
                                             text=backward_kernel.encode())
@@ -251,6 +254,7 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
         cache_mode=_number("cache_mode", CACHE_MODES, cache_mode), compile=_number("compile", COMPILE_POLICIES, compile),
         cache_directory=os.fsencode(cache_directory),
         has_o_dtype=int(o_dtype is not None), o_dtype=0 if o_dtype is None else _views.dtype_code("o_dtype", o_dtype),
+        group_size=int(group_size), key_scales=int(key_scales), value_scales=int(value_scales),
         has_window_left=int(window_left is not None), window_left=int(window_left or 0),
         has_window_right=int(window_right is not None), window_right=int(window_right or 0), kernel=ctypes.pointer(override),
         kernel_backward=ctypes.pointer(backward_override))

@@ -178,12 +178,13 @@ void check_cache(const AttentionConfig& config, AppendInputs& inputs) {
   const std::int64_t pages = inputs.k_cache.shape[0];
   const std::int64_t rows = config.page_size > 0 ? config.page_size : inputs.k_cache.shape[2];
   const char* const axes = config.page_size > 0 ? "[pages, h_kv, page_size, d]" : "[b, h_kv, s_max, d]";
-  check_shape("k_cache", inputs.k_cache, {pages, inputs.k.shape[1], rows, config.head_dim}, axes);
-  check_shape("v_cache", inputs.v_cache, {pages, inputs.k.shape[1], rows, d_v}, axes);
+  check_shape("k_cache", inputs.k_cache,
+              {pages, inputs.k.shape[1], rows, stored_columns(config.k_dtype, config.head_dim)}, axes);
+  check_shape("v_cache", inputs.v_cache, {pages, inputs.k.shape[1], rows, stored_columns(config.v_dtype, d_v)}, axes);
   check_writable("k_cache", inputs.k_cache);
   check_writable("v_cache", inputs.v_cache);
-  inputs.k_scale = check_scale(config.k_dtype, "k_scale", inputs.k_scale, "k_cache", inputs.k_cache);
-  inputs.v_scale = check_scale(config.v_dtype, "v_scale", inputs.v_scale, "v_cache", inputs.v_cache);
+  inputs.k_scale = check_scale(config, config.k_dtype, "k_scale", inputs.k_scale, "k_cache", inputs.k_cache);
+  inputs.v_scale = check_scale(config, config.v_dtype, "v_scale", inputs.v_scale, "v_cache", inputs.v_cache);
   if (inputs.scales_given) {
     if (!config.k_dtype && !config.v_dtype) throw_invalid("scales_given", "true", "false without k_dtype or v_dtype");
     return;
@@ -318,8 +319,8 @@ plan::AppendProblem problem_of(const AttentionConfig& config) noexcept {
   problem.d_qk = config.head_dim;
   problem.d_v = d_v_of(config);
   problem.page_size = static_cast<int>(config.page_size);
-  problem.k_storage = config.k_dtype ? plan::storage_of(*config.k_dtype) : 0;
-  problem.v_storage = config.v_dtype ? plan::storage_of(*config.v_dtype) : 0;
+  problem.k_storage = config.k_dtype ? plan::storage_of(*config.k_dtype, group_size_of(config)) : 0;
+  problem.v_storage = config.v_dtype ? plan::storage_of(*config.v_dtype, group_size_of(config)) : 0;
   return problem;
 }
 

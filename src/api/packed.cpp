@@ -66,7 +66,7 @@ struct HostCache {
 
 std::vector<plan::KernelSpec> padding_specs(const AttentionConfig& config, plan::Arch arch) {
   if (!config.varlen || !config.zero_padding) return {};
-  std::vector<plan::KernelSpec> specs{plan::clear_padding_spec(arch, config.dtype)};
+  std::vector<plan::KernelSpec> specs{plan::clear_padding_spec(arch, o_dtype_of(config))};
   if (config.dtype != DType::f32) specs.push_back(plan::clear_padding_spec(arch, DType::f32));
   return specs;
 }

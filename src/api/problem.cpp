@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <string_view>
 
 #include "api/build.hpp"
@@ -12,6 +11,7 @@
 #include "plan/backward.hpp"
 #include "plan/catalogue.hpp"
 #include "plan/planner.hpp"
+#include "support/text.hpp"
 
 namespace fa::api {
 namespace {
@@ -73,7 +73,10 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
   problem.value_in_key = config.value_in_key > 0;
   problem.k_dtype = config.k_dtype.value_or(config.dtype);
   problem.v_dtype = config.v_dtype.value_or(config.dtype);
+  problem.group_size = group_size_of(config);
   problem.o_dtype = config.o_dtype.value_or(DType::bf16);
+  problem.key_scales = config.key_scales;
+  problem.value_scales = config.value_scales;
   problem.invariance = config.invariance;
   problem.gradients = shape.gradients;
   problem.placed = shape.placed;
@@ -95,7 +98,7 @@ std::string compile_command(const plan::Problem& problem, const plan::Fixed& giv
   std::string command = fmt::format("fa compile --arch {} --dtype {} --head-dim {}", to_string(problem.arch),
                                     to_string(problem.dtype), problem.d_qk);
   const auto add = [&command]<typename... Values>(fmt::format_string<Values...> format, Values&&... values) {
-    fmt::format_to(std::back_inserter(command), format, std::forward<Values>(values)...);
+    support::append_format(command, format, std::forward<Values>(values)...);
   };
   if (op == Operation::backward) command += deterministic ? " --op backward --deterministic" : " --op backward";
   if (op == Operation::backward && problem.gradients != Gradients{}) {
@@ -117,8 +120,11 @@ std::string compile_command(const plan::Problem& problem, const plan::Fixed& giv
   if (problem.value_in_key) add(" --value-in-key {}", problem.d_v);
   if (problem.accumulate && op == Operation::forward) command += " --accumulate";
   if (problem.fp8() && problem.o_dtype != DType::bf16) add(" --o-dtype {}", to_string(problem.o_dtype));
+  if (problem.key_scales) command += " --key-scales";
+  if (problem.value_scales) command += " --value-scales";
   if (problem.stored() && size_of(problem.k_dtype) == 1) add(" --k-dtype {}", to_string(problem.k_dtype));
   if (problem.stored() && size_of(problem.v_dtype) == 1) add(" --v-dtype {}", to_string(problem.v_dtype));
+  if (problem.group_size != 0) add(" --group-size {}", problem.group_size);
   if (problem.invariance != Invariance::none && op == Operation::forward) {
     add(" --invariance {}", to_string(problem.invariance));
   }

@@ -205,7 +205,12 @@ TensorView value_in_key(const AttentionConfig& config, const TensorView& given, 
 /// The sizes that q and k give a call, to hold the other tensors against.
 struct Axes {
   Axes(const AttentionConfig& config, const TensorView& q, const TensorView& k)
-      : page_size(config.page_size), pages(k.shape[0]), d_qk(config.head_dim), d_v(d_v_of(config)) {
+      : page_size(config.page_size),
+        pages(k.shape[0]),
+        d_qk(config.head_dim),
+        d_v(d_v_of(config)),
+        stored_d_qk(stored_columns(config.k_dtype, d_qk)),
+        stored_d_v(stored_columns(config.v_dtype, d_v)) {
     shape.b = q.shape[0];
     shape.h_q = q.shape[1];
     shape.h_kv = k.shape[1];
@@ -218,15 +223,16 @@ struct Axes {
   }
   void check_k(std::string_view name, const TensorView& view) const {
     if (page_size > 0) {
-      return check_shape(name, view, {pages, shape.h_kv, page_size, d_qk}, "[pages, h_kv, page_size, head_dim]");
+      return check_shape(name, view, {pages, shape.h_kv, page_size, stored_d_qk}, "[pages, h_kv, page_size, head_dim]");
     }
-    check_shape(name, view, {shape.b, shape.h_kv, shape.s_kv, d_qk}, "[b, h_kv, s_kv, head_dim]");
+    check_shape(name, view, {shape.b, shape.h_kv, shape.s_kv, stored_d_qk}, "[b, h_kv, s_kv, head_dim]");
   }
   void check_v(std::string_view name, const TensorView& view) const {
     if (page_size > 0) {
-      return check_shape(name, view, {pages, shape.h_kv, page_size, d_v}, "[pages, h_kv, page_size, head_dim_v]");
+      return check_shape(name, view, {pages, shape.h_kv, page_size, stored_d_v},
+                         "[pages, h_kv, page_size, head_dim_v]");
     }
-    check_shape(name, view, {shape.b, shape.h_kv, shape.s_kv, d_v}, "[b, h_kv, s_kv, head_dim_v]");
+    check_shape(name, view, {shape.b, shape.h_kv, shape.s_kv, stored_d_v}, "[b, h_kv, s_kv, head_dim_v]");
   }
   void check_o(std::string_view name, const TensorView& view) const {
     check_shape(name, view, {shape.b, shape.h_q, shape.s_q, d_v}, "[b, h_q, s_q, head_dim_v]");
@@ -237,6 +243,8 @@ struct Axes {
   std::int64_t pages;
   std::int64_t d_qk;
   std::int64_t d_v;
+  std::int64_t stored_d_qk;  ///< elements of a row of k: u4x2 has two columns each
+  std::int64_t stored_d_v;
 };
 
 /// The small arrays of a call as tensors; undefined where they are not given.
@@ -287,28 +295,6 @@ void add_shared(const Inputs& inputs, const PackedViews& packed, CallTensors& te
 }
 
 }  // namespace
-
-TensorView check_scale(const std::optional<DType>& stored, const char* name, const TensorView& given,
-                       const char* of_name, const TensorView& of) {
-  if (!stored) {
-    if (given.defined()) throw_invalid(name, "given", fmt::format("none without AttentionConfig::{}_dtype", of_name));
-    return {};
-  }
-  if (!rows_aligned(of)) {
-    throw_invalid(of_name, fmt::format("shape {}, strides {}", shape_text(of), fmt::join(of.strides, ", ")),
-                  "rows of 8-bit elements that start at multiples of 16 bytes");
-  }
-  const std::string axes =
-      fmt::format("f32 [{}, {}, {}], the rows of {}", of.shape[0], of.shape[1], of.shape[2], of_name);
-  if (!given.defined()) throw_invalid(name, "nothing", axes);
-  if (given.dtype != DType::f32) throw_invalid(name, to_string(given.dtype), axes);
-  if (given.rank != 3 || given.shape[0] != of.shape[0] || given.shape[1] != of.shape[1] ||
-      given.shape[2] != of.shape[2]) {
-    throw_invalid(name, fmt::format("shape {}", shape_text(given)), axes);
-  }
-  check_memory(name, given);
-  return given;
-}
 
 AttentionShape checked(const AttentionConfig& config, const AttentionShape& shape) {
   AttentionShape result = shape;
@@ -424,31 +410,6 @@ AttentionState check_state(const AttentionConfig& config, const StateNames& name
   return state;
 }
 
-namespace {
-
-/// The scales of heads, or with `rows` of rows, of 8-bit floats `of` as [b, h, s]; undefined where none are given.
-TensorView check_fp8_scale(const char* name, const TensorView& given, const char* heads, const TensorView& of,
-                           bool rows) {
-  if (!given.defined()) return {};
-  const std::string axes = fmt::format("f32 [b, {}] = [{}, {}]{}", heads, of.shape[0], of.shape[1],
-                                       rows ? fmt::format(", or [b, {}, s_q]", heads) : "");
-  if (given.dtype != DType::f32) throw_invalid(name, to_string(given.dtype), axes);
-  const bool of_rows = rows && given.rank == 3 && given.shape[2] == of.shape[2];
-  if ((given.rank != 2 && !of_rows) || given.shape[0] != of.shape[0] || given.shape[1] != of.shape[1]) {
-    throw_invalid(name, fmt::format("shape {}", shape_text(given)), axes);
-  }
-  check_memory(name, given);
-  TensorView view = given;
-  view.rank = 3;
-  if (!of_rows) {
-    view.shape[2] = of.shape[2];
-    view.strides[2] = 0;
-  }
-  return view;
-}
-
-}  // namespace
-
 ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& inputs, const ForwardOutputs& outputs) {
   ForwardCall call;
   const bool paged = config.page_size > 0;
@@ -474,13 +435,11 @@ ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& in
     check_writable("lse", call.lse);
   }
   if (is_fp8(config.dtype)) {
-    call.q_scale = check_fp8_scale("q_scale", inputs.q_scale, "h_q", call.q, true);
-    call.k_scale = check_fp8_scale("k_scale", inputs.k_scale, "h_kv", call.k, false);
-    call.v_scale = check_fp8_scale("v_scale", inputs.v_scale, "h_kv", call.v, false);
+    set_fp8_scales(config, inputs, call);
   } else {
     if (inputs.q_scale.defined()) throw_invalid("q_scale", "given", "none without a dtype of e4m3 or e5m2");
-    call.k_scale = check_scale(config.k_dtype, "k_scale", inputs.k_scale, "k", call.k);
-    call.v_scale = check_scale(config.v_dtype, "v_scale", inputs.v_scale, "v", call.v);
+    call.k_scale = check_scale(config, config.k_dtype, "k_scale", inputs.k_scale, "k", call.k);
+    call.v_scale = check_scale(config, config.v_dtype, "v_scale", inputs.v_scale, "v", call.v);
   }
   shape.aligned = rows_aligned(call.q) && rows_aligned(call.k) && rows_aligned(call.v) && rows_aligned(call.o);
   set_paged(config, call.cache, call.sequences, shape);

@@ -55,10 +55,14 @@ DType o_dtype_of(const AttentionConfig& config) noexcept;
 /// Throws fa::Error(unsupported) for an operation that has no meaning for 8-bit floats.
 void check_not_fp8(const AttentionConfig& config, const char* operation);
 
-/// The scales of rows `of` (rank 4) that are stored in 8 bits, [b, h_kv, s_kv]; undefined, and refused if it is given,
-/// where they are not. Throws fa::Error(invalid_argument).
-TensorView check_scale(const std::optional<DType>& stored, const char* name, const TensorView& given,
-                       const char* of_name, const TensorView& of);
+/// Columns of a group of u4x2, or 0 where nothing is stored so; and elements of a row of d columns.
+int group_size_of(const AttentionConfig& config) noexcept;
+std::int64_t stored_columns(const std::optional<DType>& stored, std::int64_t d) noexcept;
+
+/// The scales of rows `of` (rank 4) that are stored in 8 bits, [b, h_kv, s_kv], or with offsets in 4 bits, of rank 4;
+/// undefined, and refused if it is given, where they are not. Throws fa::Error(invalid_argument).
+TensorView check_scale(const AttentionConfig& config, const std::optional<DType>& stored, const char* name,
+                       const TensorView& given, const char* of_name, const TensorView& of);
 
 /// A state as views of rank 4 and 3, held to the shape of `like` unless that is null; lse may be missing where it is
 /// not `needed`. Throws fa::Error(invalid_argument) with the names of its tensors.
@@ -88,6 +92,9 @@ struct ForwardCall {
   std::optional<ShardPlace> place;  ///< with the sizes of its whole; nothing: it is the whole
   int max_multiprocessors = 0;      ///< 0: all
 };
+
+/// The scales of a call of 8-bit floats, whose tensors are there. Throws fa::Error(invalid_argument).
+void set_fp8_scales(const AttentionConfig& config, const ForwardInputs& inputs, ForwardCall& call);
 
 /// Throws fa::Error(invalid_argument) for anything that forward must not be launched with.
 ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& inputs, const ForwardOutputs& outputs);

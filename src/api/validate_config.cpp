@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <optional>
 #include <string>
@@ -85,7 +86,10 @@ void check_invariance(const AttentionConfig& config) {
 void validate_stored(const AttentionConfig& config, const char* name, const std::optional<DType>& stored,
                      const char* head_dim, int d) {
   if (!stored) return;
-  if (*stored != DType::e4m3 && *stored != DType::i8) throw_invalid(name, to_string(*stored), "e4m3 or i8, or none");
+  const bool u4 = *stored == DType::u4x2;
+  if (*stored != DType::e4m3 && *stored != DType::i8 && !u4) {
+    throw_invalid(name, to_string(*stored), "e4m3, i8 or u4x2, or none");
+  }
   if (config.dtype != DType::f16 && config.dtype != DType::bf16) {
     throw_invalid(name, to_string(*stored), "none with a dtype that is not f16 or bf16");
   }
@@ -94,18 +98,33 @@ void validate_stored(const AttentionConfig& config, const char* name, const std:
     throw_invalid("varlen", "true", fmt::format("false, or a page_size, with {}", name));
   }
   if (config.value_in_key != 0) throw_invalid(name, to_string(*stored), "none with value_in_key");
-  if (d % 16 != 0 || d > kMaxStoredHeadDim)
-    throw_invalid(head_dim, d, fmt::format("a multiple of 16 up to {} with {}", kMaxStoredHeadDim, name));
+  const int granule = u4 ? group_size_of(config) : 16;
+  if (d % granule != 0 || d > kMaxStoredHeadDim) {
+    throw_invalid(head_dim, d, fmt::format("a multiple of {} up to {} with {}", granule, kMaxStoredHeadDim, name));
+  }
+}
+
+void validate_group_size(const AttentionConfig& config) {
+  if (config.group_size == 0) return;
+  if (config.k_dtype != DType::u4x2 && config.v_dtype != DType::u4x2) {
+    throw_invalid("group_size", config.group_size, "0 without a k_dtype or v_dtype of u4x2");
+  }
+  if (config.group_size != 32 && config.group_size != 64 && config.group_size != 128) {
+    throw_invalid("group_size", config.group_size, "32, 64 or 128, or 0: 32");
+  }
 }
 
 /// What 8-bit floats have no kernels, or no meaning, for.
 void validate_fp8(const AttentionConfig& config) {
   const bool fp8 = is_fp8(config.dtype);
+  if (config.key_scales && !fp8) throw_invalid("key_scales", "true", "false without a dtype of 8 bits");
+  if (config.value_scales && !fp8) throw_invalid("value_scales", "true", "false without a dtype of 8 bits");
   if (config.o_dtype && !fp8) throw_invalid("o_dtype", to_string(*config.o_dtype), "none without a dtype of 8 bits");
   if (!fp8) return;
   const std::string with = fmt::format(" with dtype {}", to_string(config.dtype));
-  if (config.o_dtype && *config.o_dtype != DType::bf16 && *config.o_dtype != DType::f16) {
-    throw_invalid("o_dtype", to_string(*config.o_dtype), "bf16 or f16, or none");
+  constexpr std::array kOutputs{DType::bf16, DType::f16, DType::e4m3};
+  if (config.o_dtype && std::ranges::find(kOutputs, *config.o_dtype) == kOutputs.end()) {
+    throw_invalid("o_dtype", to_string(*config.o_dtype), "bf16, f16 or e4m3, or none");
   }
   for (const auto& [name, stored] : {std::pair{"k_dtype", config.k_dtype}, std::pair{"v_dtype", config.v_dtype}}) {
     if (stored) throw_invalid(name, to_string(*stored), "none" + with);
@@ -118,7 +137,9 @@ void validate_fp8(const AttentionConfig& config) {
   const auto refuse = [&](const char* name, bool given) {
     if (given) throw_invalid(name, "given", "none" + with);
   };
-  refuse("varlen", config.varlen);
+  if (o_dtype_of(config) == DType::e4m3 && config.zero_padding) {
+    throw_invalid("zero_padding", "true", "false with an o_dtype of e4m3");
+  }
   refuse("page_size", config.page_size != 0);
   refuse("dropout", config.dropout > 0);
   refuse("accumulate", config.accumulate);
@@ -194,6 +215,7 @@ void validate(const AttentionConfig& config, bool host) {
   }
   validate_pages(config);
   const int d_v = config.head_dim_v != 0 ? config.head_dim_v : config.head_dim;
+  validate_group_size(config);
   validate_stored(config, "k_dtype", config.k_dtype, "head_dim", config.head_dim);
   validate_stored(config, "v_dtype", config.v_dtype, config.head_dim_v != 0 ? "head_dim_v" : "head_dim", d_v);
   validate_fp8(config);

@@ -127,9 +127,9 @@ std::string shape_text(const TensorView& view) {
 
 void check_memory(const Label& label, const TensorView& view) {
   if (!has_rank(view)) throw_invalid(label.text(), fmt::format("rank {}", view.rank), "a rank from 1 to 4");
-  if (view.dtype > DType::e5m2) {
+  if (view.dtype > DType::u4x2) {
     throw_invalid(label.text(), fmt::format("dtype {}", static_cast<int>(view.dtype)),
-                  "f16, bf16, f32, f64, i32, e4m3, i8 or e5m2");
+                  "f16, bf16, f32, f64, i32, e4m3, i8, e5m2 or u4x2");
   }
   if (std::ranges::any_of(std::span(view.shape).first(axes_of(view)), [](std::int64_t size) { return size < 0; })) {
     throw_invalid(label.text(), fmt::format("shape {}", shape_text(view)), "sizes from 0");

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <iterator>
 #include <optional>
 #include <utility>
 
 #include "expression/function_text.hpp"
+#include "support/text.hpp"
 
 namespace fa::expression {
 namespace {
@@ -149,7 +149,7 @@ class Emitter {
 
   template <class... Values>
   void line(fmt::format_string<Values...> format, Values&&... values) {
-    fmt::format_to(std::back_inserter(text_), format, std::forward<Values>(values)...);
+    support::append_format(text_, format, std::forward<Values>(values)...);
   }
 
   template <class Get>
@@ -217,7 +217,7 @@ class Emitter {
     FunctionText function(program_, approximate_, fixed_);
     std::string values;
     for (std::size_t i = 0; i < fixed_.size(); ++i) {
-      fmt::format_to(std::back_inserter(values), "    fixed[{}] = {};\n", i, function.load(fixed_[i], false));
+      support::append_format(values, "    fixed[{}] = {};\n", i, function.load(fixed_[i], false));
     }
     line("\n  static FA_DEVICE void fix({}{}) {{\n{}{}  }}\n", arguments_, fixed, body(function), values);
     score(fmt::format("{}, const float (&fixed)[{}]", loaded(), fixed_.size()), fixed_);

@@ -4,8 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <limits>
+
+#include "support/text.hpp"
 
 namespace fa::expression {
 namespace {
@@ -60,6 +61,7 @@ const char* element_name(DType dtype) {
     case DType::e4m3:
     case DType::i8:
     case DType::e5m2:
+    case DType::u4x2:
       break;
   }
   return "fa::kernel::f32";
@@ -211,7 +213,7 @@ void FunctionText::keep(const Asked& asked, std::string text) {
   std::string name = fmt::format("{}{}", name_, names_++);
   const Type of = graph_[asked.first].type;
   const char* type = of == Type::real ? "float" : of == Type::integer ? "int" : "bool";
-  fmt::format_to(std::back_inserter(statements_), "    const {} {} = {};\n", type, name, text);
+  support::append_format(statements_, "    const {} {} = {};\n", type, name, text);
   texts_[asked] = {std::move(name), 0};
 }
 

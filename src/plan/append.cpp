@@ -108,11 +108,20 @@ KernelSpec stored_spec(const AppendProblem& problem) {
   return spec;
 }
 
+/// In words of 4 bytes: scales of u4x2 are pairs of 16 bits.
+void set_scale_strides(const TensorView& scales, std::int64_t& page, std::int64_t& h, std::int64_t& s) noexcept {
+  set_strides(scales, page, h, s);
+  if (!scales.defined() || size_of(scales.dtype) != 2) return;
+  page /= 2;
+  h /= 2;
+  s /= 2;
+}
+
 void set_scales(const AppendInputs& inputs, kernel::AppendStoredParams& params) noexcept {
   params.k_scale = static_cast<float*>(inputs.k_scale.data);
   params.v_scale = static_cast<float*>(inputs.v_scale.data);
-  set_strides(inputs.k_scale, params.stride_k_scale_page, params.stride_k_scale_h, params.stride_k_scale_s);
-  set_strides(inputs.v_scale, params.stride_v_scale_page, params.stride_v_scale_h, params.stride_v_scale_s);
+  set_scale_strides(inputs.k_scale, params.stride_k_scale_page, params.stride_k_scale_h, params.stride_k_scale_s);
+  set_scale_strides(inputs.v_scale, params.stride_v_scale_page, params.stride_v_scale_h, params.stride_v_scale_s);
 }
 
 }  // namespace

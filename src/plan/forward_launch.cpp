@@ -216,17 +216,31 @@ kernel::Fp8ScaleParams fp8_scale_params(const ForwardTensors& tensors) noexcept 
   set_strides(tensors.q_scale, params.stride_q_b, params.stride_q_h, params.stride_q_s);
   params.stride_k_b = tensors.k_scale.strides[0];
   params.stride_k_h = tensors.k_scale.strides[1];
+  params.stride_k_s = tensors.k_scale.strides[2];
+  params.stride_v_s = tensors.v_scale.strides[2];
   params.stride_v_b = tensors.v_scale.strides[0];
   params.stride_v_h = tensors.v_scale.strides[1];
   return params;
 }
 
+namespace {
+
+/// Strides of scales in words of 4 bytes: those of u4x2 are pairs of 16 bits.
+void set_scale_strides(const TensorView& scales, std::int64_t& b, std::int64_t& h, std::int64_t& s) noexcept {
+  const std::int64_t elements = scales.defined() && size_of(scales.dtype) == 2 ? 2 : 1;
+  b = scales.strides[0] / elements;
+  h = scales.strides[1] / elements;
+  s = scales.strides[2] / elements;
+}
+
+}  // namespace
+
 kernel::ScaleParams scale_params(const ForwardTensors& tensors) noexcept {
   kernel::ScaleParams params{};
   params.k = static_cast<const float*>(tensors.k_scale.data);
   params.v = static_cast<const float*>(tensors.v_scale.data);
-  set_strides(tensors.k_scale, params.stride_k_b, params.stride_k_h, params.stride_k_s);
-  set_strides(tensors.v_scale, params.stride_v_b, params.stride_v_h, params.stride_v_s);
+  set_scale_strides(tensors.k_scale, params.stride_k_b, params.stride_k_h, params.stride_k_s);
+  set_scale_strides(tensors.v_scale, params.stride_v_b, params.stride_v_h, params.stride_v_s);
   return params;
 }
 

@@ -2,9 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <iterator>
-
 #include "plan/catalogue.hpp"
+#include "support/text.hpp"
 
 namespace fa::plan {
 
@@ -91,7 +90,7 @@ std::string canonical(const KernelSpec& spec) {
   for (const Field& field : kernel.fields) {
     const bool shown =
         field.shown == Field::Shown::always || (field.shown == Field::Shown::when_set && field.is_set(spec));
-    if (shown) fmt::format_to(std::back_inserter(text), " {}={}", field.name, field.get(spec));
+    if (shown) support::append_format(text, " {}={}", field.name, field.get(spec));
   }
   if (spec.debug) text += " debug=1";
   return text + canonical(spec.variants);

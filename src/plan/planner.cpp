@@ -95,7 +95,7 @@ int take_family(const Problem& problem, const Fixed& fixed, Choice& choice) noex
     if (!serves(*family, problem, fixed)) continue;
     choice.family = family->family;
     if (choice.pack_gqa && family->packs != nullptr && !family->packs(problem, fixed, choice)) {
-      if (fixed.family == Family::automatic) continue;
+      if (fixed.family == Family::automatic && !problem.fp8()) continue;  // no other family has 8-bit floats
       choice.pack_gqa = false;
       choice.short_query = problem.s_q <= kShortQueryRows;
     }

@@ -31,9 +31,12 @@ struct Problem {
   bool given_schedule = false;  ///< of a call over pages: it brings a schedule
   bool accumulate = false;      ///< a forward adds to the state that o and lse hold
   bool value_in_key = false;    ///< v is a view of the first d_v columns of k
-  DType k_dtype = DType::bf16;  ///< of a forward: e4m3 or i8, that K is stored as; any other: it is of dtype
+  DType k_dtype = DType::bf16;  ///< of a forward: e4m3, i8 or u4x2, that K is stored as; any other: it is of dtype
   DType v_dtype = DType::bf16;  ///< likewise V
-  DType o_dtype = DType::bf16;  ///< of a forward of 8-bit floats: bf16 or f16
+  int group_size = 0;           ///< columns of a group of u4x2
+  DType o_dtype = DType::bf16;  ///< of a forward of 8-bit floats: bf16, f16 or e4m3
+  bool key_scales = false;      ///< likewise: k_scale is of keys
+  bool value_scales = false;    ///< and v_scale
   Invariance invariance = Invariance::none;  ///< of a forward
   Gradients gradients = {};                  ///< of a backward
   bool placed = false;                       ///< calls have places in larger attentions
@@ -60,7 +63,7 @@ struct Problem {
 
   /// Whether q, k and v are 8-bit floats.
   bool fp8() const noexcept { return size_of(dtype) == 1; }
-  /// Whether K or V alone is stored in 8 bits.
+  /// Whether K or V alone is stored in 8 or 4 bits.
   bool stored() const noexcept { return !fp8() && (size_of(k_dtype) == 1 || size_of(v_dtype) == 1); }
   /// Whether the arithmetic of a row is a function of RowFacts alone (row_arithmetic.hpp). Of a ragged batch nothing
   /// else is known of a request.

@@ -351,8 +351,8 @@ KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n,
   // With wide O the multiplications fill the gaps of the exponentials, and a branch would part the two.
   own.conditional_rescale = problem.d_v <= 128 || problem.dtype == DType::f32 || has_groups(spec);
   own.loop_bodies = fixed.number("loop_bodies", tile.loop_bodies);
-  own.k_storage = storage_of(problem.k_dtype);
-  own.v_storage = storage_of(problem.v_dtype);
+  own.k_storage = storage_of(problem.k_dtype, problem.group_size);
+  own.v_storage = storage_of(problem.v_dtype, problem.group_size);
   return spec;
 }
 
@@ -362,9 +362,10 @@ int sm80_forward_shared_bytes(const KernelSpec& spec) {
   const int element = static_cast<int>(size_of(spec.dtype));
   const Sm80Forward& own = spec.as<Sm80Forward>();
   const int query = spec.tile_m * std::max(pitch(spec.d_qk, element), pitch(spec.d_v, element));
-  const int of_v = own.value_in_key ? 0 : pitch(spec.d_v, own.v_storage != 0 ? 1 : element);
-  const int key = pitch(spec.d_qk, own.k_storage != 0 ? 1 : element) + of_v;
-  const int scales = own.stored() ? 2 * static_cast<int>(sizeof(float)) : 0;  // of a key
+  const int of_v = own.value_in_key ? 0 : pitch(stored_row_bytes(own.v_storage, spec.d_v, element), 1);
+  const int key = pitch(stored_row_bytes(own.k_storage, spec.d_qk, element), 1) + of_v;
+  const int scales =  // of a key
+      own.stored() ? stored_scale_bytes(own.k_storage, spec.d_qk) + stored_scale_bytes(own.v_storage, spec.d_v) : 0;
   const int loop = query + spec.stages * spec.tile_n * (key + scales) + exchange_bytes(spec);
   // What split warps join: row statistics and O, of padded rows, of each.
   const int joined = own.split_warps ? query + spec.warps * spec.tile_m * (2 + spec.d_v + 8) * 4 : 0;

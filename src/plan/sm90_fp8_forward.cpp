@@ -35,18 +35,23 @@ struct Tile {
 constexpr Tile kThree[] = {{192, 128, 3, 2, false, false, 128}, {192, 128, 2, 1, false, false, 128}};
 constexpr Tile kThreeOf96[] = {{192, 96, 3, 2, false, false, 96}, {192, 96, 2, 1, false, false, 96}};
 constexpr Tile kMedium[] = {{128, 128, 3, 2, true, true, 128}, {128, 128, 2, 2, false, false, 64}};
+constexpr Tile kMediumOfBoth[] = {{128, 128, 3, 2, true, true, 64}, {128, 128, 2, 2, false, false, 64}};
 constexpr Tile kLarge[] = {{128, 128, 2, 1, false, false, 64}, {128, 96, 2, 1, false, false, 64}};  // d_v up to 192
 constexpr Tile kLargest[] = {{128, 96, 2, 1, false, false, 32}, {128, 64, 2, 1, false, false, 32}};
 constexpr Tile kOf256[] = {{128, 128, 2, 1, false, false, 128}, {128, 96, 2, 1, false, false, 32}};
 
 /// What a KV tile adds to O takes the registers of S where it has as many columns as there are keys.
-std::span<const Tile> tiles_for(int d_qk, int d_v, bool single_level) noexcept {
-  if (single_level && std::max(d_qk, d_v) <= 128) return kMedium;  // O is of the tensor cores then, beside S
+std::span<const Tile> tiles_for(const Problem& problem, bool single_level) noexcept {
+  const int d_qk = problem.d_qk, d_v = problem.d_v;
+  // O is of the tensor cores then, beside S; sequences and scales of keys do not fit three consumers' registers.
+  const bool of_keys = problem.key_scales || problem.value_scales, of_both = problem.key_scales && problem.value_scales;
+  if (of_both && d_qk <= 128 && d_v == 128) return kMediumOfBoth;
+  if ((single_level || problem.varlen || of_keys) && std::max(d_qk, d_v) <= 128) return kMedium;
   if (d_qk <= 128 && (d_v <= 64 || d_v == 128)) return kThree;
   if (d_qk <= 128 && d_v == 96) return kThreeOf96;
   if (d_qk <= 128 && d_v <= 128) return kMedium;
   if (d_v <= 192) return kLarge;
-  return d_v == 256 ? std::span<const Tile>(kOf256) : kLargest;
+  return d_v == 256 && !of_both ? std::span<const Tile>(kOf256) : kLargest;
 }
 
 /// Equal slices, in multiples of 16.
@@ -94,6 +99,9 @@ KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& c
                           ? problem.d_v
                           : fixed.number("value_columns", value_columns(problem.d_v, tile.most_value_columns));
   own.half_output = problem.o_dtype == DType::f16;
+  own.byte_output = problem.o_dtype == DType::e4m3;
+  own.key_scales = problem.key_scales;
+  own.value_scales = problem.value_scales;
   spec.warps = spec.tile_m > 0 ? sm90_fp8_forward_warps(spec) : 0;
   return spec;
 }
@@ -142,7 +150,7 @@ void check_fp8(const Problem& problem, const Choice& choice) {
 
 int sm90_fp8_forward_tile_m(const Problem& problem, const Fixed& fixed) noexcept {
   const bool single_level = fixed.flag("single_level", false);
-  return fixed.number("tile_m", tiles_for(problem.d_qk, problem.d_v, single_level).front().tile_m);
+  return fixed.number("tile_m", tiles_for(problem, single_level).front().tile_m);
 }
 
 int sm90_fp8_forward_warps(const KernelSpec& spec) noexcept {
@@ -172,6 +180,7 @@ std::string sm90_fp8_forward_refusal(const KernelSpec& spec) {
   }
   if (own.take_turns && spec.tile_m == kWarpgroupRows) return "take_turns = 1: accepted is 0 with one warpgroup";
   if (own.ahead && own.single_level) return "ahead = 1: accepted is 0 with single_level";
+  if (own.value_scales && own.single_level) return "single_level = 1: accepted is 0 with value_scales";
   if (spec.split) return "splits > 1: accepted is 1";
   const int shared = sm90_fp8_forward_shared_bytes(spec);
   const int shared_limit = limits(spec.arch).shared_per_block;
@@ -187,7 +196,7 @@ std::string sm90_fp8_forward_refusal(const KernelSpec& spec) {
 std::vector<KernelSpec> sm90_fp8_forward_specs(const Problem& problem, const Fixed& fixed, const Choice& choice) {
   std::string refusal;
   std::vector<KernelSpec> specs;
-  for (const Tile& tile : tiles_for(problem.d_qk, problem.d_v, fixed.flag("single_level", false))) {
+  for (const Tile& tile : tiles_for(problem, fixed.flag("single_level", false))) {
     KernelSpec spec = with_tile(problem, fixed, choice, tile);
     const std::string reason = sm90_fp8_forward_refusal(spec);
     if (!reason.empty()) {

@@ -1,13 +1,16 @@
 #include "reference/append.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "reference/geometry.hpp"
+#include "reference/u4.hpp"
 
 namespace fa::reference {
 namespace {
@@ -60,10 +63,9 @@ void write_row(const TensorView& source, std::int64_t from, const TensorView& ta
   }
 }
 
-/// Row `to` of a cache of 8 bits becomes row `from`, turned in f32, times what its scale says (AppendInputs::k_scale).
-void store_row(const TensorView& source, std::int64_t from, const TensorView& target, std::int64_t to, float& scale,
-               bool given, const RotaryEmbedding& rotary, const Turns& turns) {
-  constexpr float kLeastMagnitude = 0x1p-100F;
+/// A row turned in f32.
+std::vector<double> turned_row(const TensorView& source, std::int64_t from, const RotaryEmbedding& rotary,
+                               const Turns& turns) {
   const std::int64_t d = source.shape[3];
   std::vector<double> row(static_cast<std::size_t>(d));
   load(source, from, 1, d, row.data());
@@ -74,6 +76,12 @@ void store_row(const TensorView& source, std::int64_t from, const TensorView& ta
     row[first] = static_cast<float>(x * turns.cosine[i] - y * turns.sine[i]);
     row[second] = static_cast<float>(y * turns.cosine[i] + x * turns.sine[i]);
   }
+  return row;
+}
+
+/// Row `to` of a cache of 8 bits becomes `row`, times what its scale says (AppendInputs::k_scale).
+void store_row(const std::vector<double>& row, const TensorView& target, std::int64_t to, float& scale, bool given) {
+  constexpr float kLeastMagnitude = 0x1p-100F;
   if (!given) {
     const bool finite = std::ranges::all_of(row, [](double x) { return std::isfinite(x); });
     double most = 0;
@@ -84,8 +92,48 @@ void store_row(const TensorView& source, std::int64_t from, const TensorView& ta
                                                          : static_cast<float>(most) / greatest;
   }
   const float factor = std::isfinite(1.F / scale) ? 1.F / scale : 0.F;
-  for (std::int64_t i = 0; i < d; ++i) {
-    store_element(target, to + i, static_cast<float>(row[static_cast<std::size_t>(i)]) * factor);
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    store_element(target, to + static_cast<std::int64_t>(i), static_cast<float>(row[i]) * factor);
+  }
+}
+
+/// A scale and an offset of a group: from its least number to its greatest there are 15 steps.
+std::array<double, 2> u4_range(std::span<const double> group, DType dtype) {
+  const auto [low, high] = std::ranges::minmax(group);
+  if (!std::ranges::all_of(group, [](double x) { return std::isfinite(x); })) {
+    return {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::quiet_NaN()};
+  }
+  const double offset = round_to(dtype, low + 0.0);  // never -0
+  const float half_range = static_cast<float>(high) * 0.5F - static_cast<float>(offset) * 0.5F;
+  double scale = round_to(dtype, half_range / 7.5F);
+  // Rounded up, it may have code 15 stand for infinity.
+  if (std::isinf(round_to(dtype, std::fma(15.F, static_cast<float>(scale), static_cast<float>(offset))))) {
+    scale = round_to(dtype, scale * (dtype == DType::f16 ? 1 - 0x1p-11 : 1 - 0x1p-8));
+  }
+  return {scale, offset};
+}
+
+/// Row `to` of a cache of 4 bits becomes `row`; its groups' scales and offsets are from `pairs_at` on.
+void store_u4(const std::vector<double>& row, const TensorView& target, std::int64_t to, const TensorView& pairs,
+              std::int64_t pairs_at, bool given) {
+  std::byte* const codes = static_cast<std::byte*>(target.data) + to;
+  const std::size_t columns = 2 * row.size() / static_cast<std::size_t>(pairs.shape[3]);
+  for (std::size_t first = 0; first < row.size(); first += columns, pairs_at += 2) {
+    const std::span group = std::span(row).subspan(first, columns);
+    std::array<double, 2> pair{};
+    if (given) {
+      load(pairs, pairs_at, 1, 2, pair.data());
+    } else {
+      pair = u4_range(group, pairs.dtype);
+      for (std::int64_t i = 0; i < 2; ++i) store_element(pairs, pairs_at + i, pair[static_cast<std::size_t>(i)]);
+    }
+    const float inverse = 2.F / static_cast<float>(pair[0]);
+    const float factor = std::isfinite(inverse) ? inverse : 0.F;
+    for (std::size_t i = 0; i < columns; ++i) {
+      const float steps = (static_cast<float>(group[i]) * 0.5F - static_cast<float>(pair[1]) * 0.5F) * factor;
+      const float inside = std::isnan(steps) ? 15.F : std::clamp(steps, 0.F, 15.F);  // as in kernels
+      set_u4_code(codes, static_cast<std::int64_t>(first + i), static_cast<int>(std::nearbyint(inside)));
+    }
   }
 }
 
@@ -95,8 +143,10 @@ void cache_row(const AppendInputs& inputs, const TensorView& source, std::int64_
                const Turns& turns) {
   const std::int64_t to = row_offset(cache, place.page, h, place.row);
   if (!scales.defined()) return write_row(source, from, cache, to, rotary, turns);
-  float* const scale = static_cast<float*>(scales.data) + row_offset(scales, place.page, h, place.row);
-  store_row(source, from, cache, to, *scale, inputs.scales_given, rotary, turns);
+  const std::vector<double> row = turned_row(source, from, rotary, turns);
+  const std::int64_t scale_at = row_offset(scales, place.page, h, place.row);
+  if (cache.dtype == DType::u4x2) return store_u4(row, cache, to, scales, scale_at, inputs.scales_given);
+  store_row(row, cache, to, static_cast<float*>(scales.data)[scale_at], inputs.scales_given);
 }
 
 /// The last sequence that starts at or before a row, if that is one of its rows.

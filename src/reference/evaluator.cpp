@@ -40,6 +40,7 @@ Value element(const TensorView& view, std::int64_t offset) {
     case DType::e4m3:
     case DType::i8:
     case DType::e5m2:
+    case DType::u4x2:
       break;  // of caches alone
   }
   return {};

@@ -11,6 +11,7 @@
 #include "reference/geometry.hpp"
 #include "reference/parallel.hpp"
 #include "reference/rows.hpp"
+#include "reference/u4.hpp"
 
 namespace fa::reference {
 namespace {
@@ -129,13 +130,32 @@ class Forward {
     // What is hidden from all rows need not be there.
     const std::int64_t hidden = std::max<std::int64_t>(g_.first_key(tile.i0) - j0, 0);
     for (std::int64_t j = hidden; j < count; ++j) {
-      load_row(a_.k, key_offset(a_.k, tile.b, h, j0 + j), g_.d_qk, s.row.data());
-      const Acc k_scale = scale_of(a_.k_scale, tile.b, h, j0 + j);
-      for (std::int64_t d = 0; d < g_.d_qk; ++d) s.k[d * kTileN + j] = s.row[d] * k_scale;
-      load_row(a_.v, key_offset(a_.v, tile.b, h, j0 + j), g_.d_v, &s.v[j * s.width]);
-      if (!a_.v_scale.defined()) continue;
-      const Acc v_scale = scale_of(a_.v_scale, tile.b, h, j0 + j);
-      for (std::int64_t d = 0; d < g_.d_v; ++d) s.v[j * s.width + d] *= v_scale;
+      load_key(a_.k, a_.k_scale, tile.b, h, j0 + j, g_.d_qk, s.row.data());
+      for (std::int64_t d = 0; d < g_.d_qk; ++d) s.k[d * kTileN + j] = s.row[d];
+      load_key(a_.v, a_.v_scale, tile.b, h, j0 + j, g_.d_v, &s.v[j * s.width]);
+    }
+  }
+
+  /// A row of K or V, times its scale.
+  void load_key(const TensorView& t, const TensorView& scales, std::int64_t b, std::int64_t h, std::int64_t j,
+                std::int64_t d, Acc* row) const {
+    if (t.dtype == DType::u4x2) return load_u4(t, scales, b, h, j, d, row);
+    load_row(t, key_offset(t, b, h, j), d, row);
+    if (!scales.defined()) return;
+    Acc scale = 1;
+    load(scales, key_offset(scales, b, h, j), 1, 1, &scale);
+    for (std::int64_t i = 0; i < d; ++i) row[i] *= scale;
+  }
+
+  /// Likewise of 4 bits: numbers of q's dtype.
+  void load_u4(const TensorView& t, const TensorView& scales, std::int64_t b, std::int64_t h, std::int64_t j,
+               std::int64_t d, Acc* row) const {
+    const std::byte* const codes = static_cast<const std::byte*>(t.data) + key_offset(t, b, h, j);
+    const std::int64_t group = 2 * d / scales.shape[3];
+    double pair[2] = {};
+    for (std::int64_t i = 0; i < d; ++i) {
+      if (i % group == 0) load(scales, key_offset(scales, b, h, j) + 2 * (i / group), 1, 2, pair);
+      row[i] = static_cast<Acc>(round_to(a_.q.dtype, pair[0] * u4_code(codes, i) + pair[1]));
     }
   }
 
@@ -143,12 +163,6 @@ class Forward {
     if (a_.paged.entries == nullptr) return row_offset(keys, b, h, j);
     const std::int64_t page_size = keys.shape[2];
     return row_offset(keys, a_.paged.entries[j / page_size * a_.paged.stride], h, j % page_size);
-  }
-
-  Acc scale_of(const TensorView& scales, std::int64_t b, std::int64_t h, std::int64_t j) const {
-    Acc scale = 1;
-    if (scales.defined()) load(scales, key_offset(scales, b, h, j), 1, 1, &scale);
-    return scale;
   }
 
   /// Adds the keys from `first` to before `visible` of the tile that starts at `point` to row i of the online softmax.
@@ -247,10 +261,19 @@ class Forward {
     const bool empty = sum == Acc(0);
     const std::int64_t offset = row_offset(a_.o, tile.b, tile.h, tile.i0 + i);
     for (std::int64_t d = 0; d < g_.d_v; ++d) {
-      store_element(a_.o, offset + d * a_.o.strides[3], empty ? Acc(0) : s.o[i * s.width + d] / sum);
+      store_output(offset + d * a_.o.strides[3], empty ? Acc(0) : s.o[i * s.width + d] / sum);
     }
     if (!a_.lse.defined()) return;
     store_element(a_.lse, row_offset(a_.lse, tile.b, tile.h, tile.i0 + i), s.max[i] + std::log(sum));
+  }
+
+  /// NaN stays NaN in e4m3 too: store_element makes the greatest number of it, as caches have it.
+  void store_output(std::int64_t offset, Acc value) const {
+    if (a_.o.dtype == DType::e4m3 && std::isnan(value)) {
+      static_cast<std::uint8_t*>(a_.o.data)[offset] = 0x7f;
+      return;
+    }
+    store_element(a_.o, offset, value);
   }
 
   const ForwardArgs& a_;

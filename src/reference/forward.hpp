@@ -32,9 +32,12 @@ struct ForwardArgs {
   CausalAlign causal_align = CausalAlign::bottom_right;
   DropoutMask dropout = {};
   VariantArgs variant = {};
-  TensorView k_scale = {};  ///< [b, h_kv, s_kv], or of pages [pages, h_kv, page], f32: what elements of k are times of
+  /// [b, h_kv, s_kv], or of pages [pages, h_kv, page], f32: what elements of k are times of. Of u4x2 rank 4, of q's
+  /// dtype: a scale and an offset of each group of columns.
+  TensorView k_scale = {};
   TensorView v_scale = {};  ///< likewise
-  TensorView q_scale = {};  ///< [b, h_q, s_q], likewise
+  /// [b, h_q, s_q], likewise. Of a packed batch those of k and v have its sequences as b, or are of its keys.
+  TensorView q_scale = {};
   PagedKeys paged = {};     ///< of one batch entry
   bool accumulate = false;  ///< adds to the state that o and lse, which is given, hold
   bool f64 = false;         ///< compute in double; implied by an f64 q, k or v

@@ -30,6 +30,17 @@ TensorView rows_of(const TensorView& view, const Span& span) {
   return part;
 }
 
+/// The scales of heads, [b, h, s], of one sequence; or of its keys, [1, h, total].
+TensorView scales_of(const TensorView& view, std::int64_t sequence, const Span& keys) {
+  if (view.shape[0] == 1) return rows_of(view, keys);
+  TensorView part = view;
+  if (!view.defined()) return part;
+  part.shape[0] = 1;
+  part.data =
+      static_cast<std::byte*>(view.data) + sequence * view.strides[0] * static_cast<std::int64_t>(size_of(view.dtype));
+  return part;
+}
+
 void clear_rows(const TensorView& view, const std::int32_t* cu, const std::int32_t* used, std::int64_t sequences,
                 double value) {
   if (!view.defined()) return;
@@ -108,6 +119,9 @@ void forward(const ForwardArgs& args, const PackedSequences& sequences, bool cle
     part.v = rows_of(args.v, keys);
     part.o = rows_of(args.o, rows);
     part.lse = rows_of(args.lse, rows);
+    part.q_scale = rows_of(args.q_scale, rows);
+    part.k_scale = scales_of(args.k_scale, i, keys);
+    part.v_scale = scales_of(args.v_scale, i, keys);
     part.dropout = args.dropout.part(i * args.q.shape[1], 0, 0);
     part.variant.place.b = i;
     forward(part);

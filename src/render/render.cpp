@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
-#include <iterator>
 #include <set>
 #include <span>
 #include <string>
@@ -26,6 +25,7 @@
 #include "plan/planner.hpp"
 #include "render/source.hpp"
 #include "render/templates.hpp"
+#include "support/text.hpp"
 
 namespace fa::render {
 namespace {
@@ -65,8 +65,7 @@ class LayoutAsserts {
     text_ = fmt::format("static_assert(sizeof(fa::kernel::{}) == {});\n", type, size);
   }
   void field(std::string_view name, std::size_t offset) {
-    fmt::format_to(std::back_inserter(text_), "static_assert(FA_OFFSETOF(fa::kernel::{}, {}) == {});\n", type_, name,
-                   offset);
+    support::append_format(text_, "static_assert(FA_OFFSETOF(fa::kernel::{}, {}) == {});\n", type_, name, offset);
   }
   const std::string& text() const { return text_; }
 
@@ -229,6 +228,7 @@ std::string fp8_layout() {
   LayoutAsserts scales("Fp8ScaleParams", sizeof(Fp8ScaleParams));
   scales.field("stride_q_b", offsetof(Fp8ScaleParams, stride_q_b));
   scales.field("stride_v_h", offsetof(Fp8ScaleParams, stride_v_h));
+  scales.field("stride_v_s", offsetof(Fp8ScaleParams, stride_v_s));
   return sm90_forward_layout() + variant_layout("Sm90ForwardVariantParams", sizeof(Sm90ForwardVariantParams)) +
          scales.text() + LayoutAsserts("Sm90Fp8Params", sizeof(Sm90Fp8Params)).text();
 }

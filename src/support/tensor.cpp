@@ -59,6 +59,8 @@ const char* to_string(DType dtype) noexcept {
       return "i8";
     case DType::e5m2:
       return "e5m2";
+    case DType::u4x2:
+      return "u4x2";
   }
   return "unknown";
 }

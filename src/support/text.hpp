@@ -26,6 +26,12 @@ template <class Value>
   throw_unsupported_text(argument, fmt::format("{}", value), accepted);
 }
 
+/// Formats to the end of `text`. fmt::format_to would compile fmt's formatting once more into each file that calls it.
+template <class... Values>
+void append_format(std::string& text, fmt::format_string<Values...> format, Values&&... values) {
+  text += fmt::vformat(format, fmt::make_format_args(values...));
+}
+
 /// The environment variable, or empty.
 std::string environment(const char* name);
 

@@ -38,8 +38,14 @@ FA_DEVICE constexpr float greatest(i8) {
   return 127.f;
 }
 
-/// Append into a cache of 8 bits (stored.cuh). A warp takes one row of one head of a token: a lane eight columns of
-/// every 256. A row's scale is that of its greatest magnitude, after rotary embedding, unless scales are given.
+FA_DEVICE uint32_t encode_u4(float steps) {
+  constexpr float kGreatest = 15.f, kRounder = 12582912.f;  // as of i8
+  return ptx::bits(ptx::max(ptx::min(steps, kGreatest), 0.f) + kRounder) & 0xfu;
+}
+
+/// Append into a cache of 8 or 4 bits (stored.cuh). A warp takes one row of one head of a token: a lane eight columns
+/// of every 256. A row's scale is that of its greatest magnitude, after rotary embedding, unless scales are given. Of 4
+/// bits a group has an offset, its least number, and a scale that has 15 steps from there to its greatest.
 ///
 /// Config: as of Append, and kKeyStorage, kValueStorage, kScalesGiven.
 template <class Config>
@@ -123,7 +129,14 @@ struct AppendStored : Append<Config> {
       zero = zero_of(values[step], zero);
     }
     ptx::sync_warp();  // all have read the row, whose place a row of q may take
-    if constexpr (kStored) {
+    if constexpr (kIsU4<Stored>) {
+      static_assert(kSteps == 1, "a lane has the columns of one group");
+      const int column = first_column(0);
+      const uint32_t codes = codes_of<Stored, kHeadDim>(reinterpret_cast<T*>(scale), values[0], column);
+      if (column >= kHeadDim) return;
+      ptx::st_global(
+          reinterpret_cast<uint32_t*>(static_cast<unsigned char*>(target.tensor) + target.offset + column / 2), codes);
+    } else if constexpr (kStored) {
       const float factor = factor_of<Stored>(scale, most, zero);
       FA_UNROLL
       for (int step = 0; step < kSteps; ++step) {
@@ -166,6 +179,61 @@ struct AppendStored : Append<Config> {
     }
     const float factor = 1.f / row_scale;
     return factor - factor == 0.f ? factor : 0.f;  // 0 where there is none
+  }
+
+  /// The word of a lane's columns; `pairs` has the scales and offsets of the row's groups. Called by whole warps: those
+  /// behind the row are in groups that are not there.
+  template <class Stored, int kHeadDim>
+  FA_DEVICE uint32_t codes_of(T* pairs, const float (&values)[kColumns], int column) const {
+    T* const pair = pairs + (column < kHeadDim ? column / Stored::kGroup * 2 : 0);
+    float scale, offset;
+    if constexpr (Config::kScalesGiven) {
+      scale = to_float(ptx::ld_global(pair));
+      offset = to_float(ptx::ld_global(pair + 1));
+    } else {
+      float least = values[0], most = values[0];
+      FA_UNROLL
+      for (int i = 1; i < kColumns; ++i) {
+        least = ptx::min(least, values[i]);
+        most = ptx::max(most, values[i]);
+      }
+      float zero = zero_of(values);  // NaN of a group with an infinity or a NaN
+      FA_UNROLL
+      for (int mask = Stored::kGroup / kColumns / 2; mask > 0; mask /= 2) {
+        least = ptx::min(least, ptx::shfl_xor(least, mask));
+        most = ptx::max(most, ptx::shfl_xor(most, mask));
+        zero += ptx::shfl_xor(zero, mask);
+      }
+      const T rounded_offset = ptx::convert<T>(least + zero);
+      offset = to_float(rounded_offset);
+      const T rounded_scale = scale_of(offset, most);
+      scale = to_float(rounded_scale);
+      if (column < kHeadDim && column % Stored::kGroup == 0) {
+        ptx::st_global(pair, rounded_scale);
+        ptx::st_global(pair + 1, rounded_offset);
+      }
+    }
+    const float inverse = 2.f / scale;
+    const float factor = inverse - inverse == 0.f ? inverse : 0.f;  // 0 where there is none
+    uint32_t codes = 0;
+    FA_UNROLL
+    for (int i = 0; i < kColumns; ++i) {
+      codes |= encode_u4(ptx::multiply(half_distance(values[i], offset), factor)) << (i % 2 * 16 + i / 2 * 4);
+    }
+    return codes;
+  }
+
+  /// A 15th of the way, rounded to the nearest, or down where code 15 would stand for infinity.
+  static FA_DEVICE T scale_of(float offset, float most) {
+    T scale = ptx::convert<T>(half_distance(most, offset) / 7.5f);
+    const float greatest = to_float(ptx::convert<T>(ptx::fma(15.f, to_float(scale), offset)));
+    if (greatest == kInfinity) --scale.bits;
+    return scale;
+  }
+
+  /// Of any two floats it is finite.
+  static FA_DEVICE float half_distance(float to, float from) {
+    return ptx::multiply(to, 0.5f) - ptx::multiply(from, 0.5f);
   }
 
   /// Columns `column`.. of a row, of which those before kTurned are turned.

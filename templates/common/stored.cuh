@@ -3,6 +3,7 @@
 
 #include <common/stored_params.cuh>
 #include <common/types.cuh>
+#include <common/u4.cuh>
 #include <common/variant.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
@@ -74,6 +75,10 @@ template <class T>
 struct StoredElement<2, T> {
   using type = i8;
 };
+template <int kGroup, class T>
+requires(kGroup >= 32) struct StoredElement<kGroup, T> {
+  using type = u4x2<kGroup>;
+};
 
 template <class Config>
 FA_DEVICE constexpr int key_storage_of() {
@@ -86,7 +91,8 @@ FA_DEVICE constexpr int value_storage_of() {
   return 0;
 }
 
-/// What K and V are stored as: the queries' type, or 8 bits and a scale a row.
+/// What K and V are stored as: the queries' type, 8 bits and a scale a row, or 4 bits and a scale and an offset a
+/// group.
 template <class Config>
 inline constexpr bool kStoredKeys = key_storage_of<Config>() != 0;
 template <class Config>

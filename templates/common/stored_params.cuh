@@ -6,10 +6,11 @@
 
 namespace fa::kernel {
 
-/// What the elements of K and V stand for where they are stored in 8 bits: their values times the row's scale. Strides
-/// are in elements.
+/// What the elements of K and V stand for where they are stored in 8 bits: their values times the row's scale; in 4
+/// bits: common/u4.cuh. Strides are in words of 4 bytes: a scale, or a scale and an offset of 16 bits each.
 struct ScaleParams {
-  const float* k;  // [b, h_kv, s_kv], or pages [pages, h_kv, page]; null: K is of the queries' type
+  const float*
+      k;  // [b, h_kv, s_kv], or pages [pages, h_kv, page]; 4 bits: [.., groups]; null: K is of the queries' type
   const float* v;
   int64_t stride_k_b, stride_k_h, stride_k_s;
   int64_t stride_v_b, stride_v_h, stride_v_s;

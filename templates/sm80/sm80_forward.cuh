@@ -19,6 +19,7 @@
 #include <sm80/sm80_forward_scores.cuh>
 #include <sm80/sm80_forward_splits.cuh>
 #include <sm80/sm80_stored.cuh>
+#include <sm80/sm80_u4.cuh>
 #include <sm80/sm80_warp_group.cuh>
 
 namespace fa::sm80 {
@@ -53,7 +54,7 @@ namespace fa::sm80 {
 /// they have made of them at the end (sm80_split_warps.cuh).
 ///
 /// With kKeyStorage or kValueStorage the tiles of K or V have 8 bits an element, and each key a scale, which multiplies
-/// its column of S or of P.
+/// its column of S or of P. Or they have 4 bits, and groups of columns have a scale and an offset (sm80_u4.cuh).
 template <class Config>
 struct Forward : ForwardScores<Config> {
   using Base = ForwardScores<Config>;
@@ -70,12 +71,13 @@ struct Forward : ForwardScores<Config> {
   using Base::kTileM, Base::kTileN, Base::kHeadDimQk, Base::kHeadDimV, Base::kStages, Base::kEarlyV, Base::kSplitWarps,
       Base::kWarpKeys, Base::kMTiles, Base::kGroups, Base::kPairs, Base::kNTiles, Base::kOTiles, Base::kOutTiles,
       Base::kVarlen, Base::kDropout, Base::kPaged, Base::kOwnParts, Base::kPieces, Base::kStoredKeys,
-      Base::kStoredValues, Base::kSplitKeys, Base::kFixedSplits, Base::kShares, Base::kTwoSided, Base::kLists,
-      Base::kKeepsFirst, Base::kQBytes, Base::params, Base::index, Base::piece, Base::tile, Base::lengths, Base::rows,
-      Base::lane, Base::warp, Base::half, Base::block_row, Base::row_count, Base::shared, Base::q_shared,
-      Base::table_row, Base::first_read, Base::k_shared, Base::v_shared, Base::load_q, Base::load_k, Base::load_v,
-      Base::pair, Base::group, Base::first_o_column, Base::tile_range, Base::kv_tile, Base::mask, Base::read_fixed,
-      Base::apply_score, Base::apply_mask, Base::drop, Base::scale_scores, Base::softmax_scale_log2;
+      Base::kStoredValues, Base::kU4Keys, Base::kU4Values, Base::kSplitKeys, Base::kFixedSplits, Base::kShares,
+      Base::kTwoSided, Base::kLists, Base::kKeepsFirst, Base::kQBytes, Base::params, Base::index, Base::piece,
+      Base::tile, Base::lengths, Base::rows, Base::lane, Base::warp, Base::half, Base::block_row, Base::row_count,
+      Base::shared, Base::q_shared, Base::table_row, Base::first_read, Base::k_shared, Base::v_shared, Base::load_q,
+      Base::load_k, Base::load_v, Base::pair, Base::group, Base::first_o_column, Base::tile_range, Base::kv_tile,
+      Base::mask, Base::read_fixed, Base::apply_score, Base::apply_mask, Base::drop, Base::scale_scores,
+      Base::softmax_scale_log2;
 
   /// A second view of the same tile: deriving it again is cheaper than keeping it in registers over the main loop.
   FA_DEVICE Forward again() const {
@@ -109,7 +111,11 @@ struct Forward : ForwardScores<Config> {
       attend(range, o, softmax);
     }
     softmax.finish();
-    if constexpr (kStoredValues) StoredValues<VElement>::restore(o, lane);
+    if constexpr (kU4Values) {
+      U4Values<T, VElement>::restore(o, lane);
+    } else if constexpr (kStoredValues) {
+      StoredValues<VElement>::restore(o, lane);
+    }
     if constexpr (kSplitWarps) {
       Fragment<kMTiles, kOutTiles> whole;
       Split{shared + kQBytes, warp, lane}.join(o, softmax, softmax_scale_log2(), whole);
@@ -182,7 +188,9 @@ struct Forward : ForwardScores<Config> {
 
   /// The A operand of m tile `m` and depth step `k` of Q, from shared memory.
   FA_DEVICE void load_q_fragment(uint32_t (&a)[4], int m, int k) const {
-    if constexpr (kStoredKeys) {
+    if constexpr (kU4Keys) {
+      U4Keys<T, KElement>::template load_a<QWarpTile>(a, q_shared, 16 * m, k, lane);
+    } else if constexpr (kStoredKeys) {
       StoredKeys<T, KElement>::template load_a<QWarpTile>(a, q_shared, 16 * m, k, lane);
     } else {
       Gemm::template load_a<QWarpTile, kHeadDimQk>(a, q_shared, 16 * m, k, lane);
@@ -239,7 +247,11 @@ struct Forward : ForwardScores<Config> {
         load_q_fragment(a, m, k);
       }
     };
-    if constexpr (kStoredKeys) {
+    if constexpr (kU4Keys) {
+      const StoredScales<Forward> scales{*this};
+      U4Keys<T, KElement>::template scores<KTile, kHeadDimQk, scales.kPitch>(s, keys, scales.own_k(stage), lane,
+                                                                             load_a);
+    } else if constexpr (kStoredKeys) {
       StoredKeys<T, KElement>::template scores<KTile, kHeadDimQk>(s, keys, lane, load_a);
       StoredScales<Forward>{*this}.multiply_k(s, stage);
     } else if constexpr (kNTiles == 1) {
@@ -284,7 +296,11 @@ struct Forward : ForwardScores<Config> {
       softmax.template update<Config::kConditionalRescale, kNTiles, kOTiles>(s, o, softmax_scale_log2());
       if constexpr (kDropout) drop(s, kv_tile(n_block) * kTileN + half * kWarpKeys);
       const uint32_t values = v_shared(stage) + VTile::offset(half * kWarpKeys, 0);
-      if constexpr (kStoredValues) {
+      if constexpr (kU4Values) {
+        const StoredScales<Forward> scales{*this};
+        U4Values<T, VElement>::template accumulate<VTile, kHeadDimV, scales.kPitch>(o, s, values, scales.own_v(stage),
+                                                                                    lane);
+      } else if constexpr (kStoredValues) {
         StoredScales<Forward>{*this}.multiply_v(s, stage);
         StoredValues<VElement>::template accumulate<VTile, kHeadDimV>(o, s, values, lane);
       } else {

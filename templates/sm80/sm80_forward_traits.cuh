@@ -69,6 +69,10 @@ struct ForwardTraits {
   static constexpr bool kStoredKeys = kernel::kStoredKeys<Config>;
   static constexpr bool kStoredValues = kernel::kStoredValues<Config>;
   static constexpr bool kStored = kStoredKeys || kStoredValues;
+  static constexpr bool kU4Keys = kernel::kIsU4<KElement>;
+  static constexpr bool kU4Values = kernel::kIsU4<VElement>;
+  static constexpr int kKeyScales = kernel::scale_words<KElement>(kHeadDimQk);  // words of a key, where there are any
+  static constexpr int kValueScales = kernel::scale_words<VElement>(kHeadDimV);
   static constexpr int kSplitKeys = kernel::kSplitKeys<Config>;
   static constexpr bool kFixedSplits = kSplitKeys > 0;
   static constexpr bool kShares = kFixedSplits && Config::kSplit;  // splits, with other blocks
@@ -104,9 +108,10 @@ struct ForwardTraits {
 
   using QTile = SharedTile<T, kTileM, kHeadDimQk>;
   using OTile = SharedTile<T, kTileM, kHeadDimV>;
-  using KTile = SharedTile<KElement, kTileN, kHeadDimQk>;
+  using KTile = SharedTile<KElement, kTileN, kernel::row_elements<KElement>(kHeadDimQk)>;
   static constexpr bool kValueInKey = kernel::kValueInKey<Config>;  // V is the first columns of K
-  using VTile = typename Either<KTile, SharedTile<VElement, kTileN, kHeadDimV>, kValueInKey>::type;
+  using VTile = typename Either<KTile, SharedTile<VElement, kTileN, kernel::row_elements<VElement>(kHeadDimV)>,
+                                kValueInKey>::type;
 
   // O is staged where Q was: the rows of a warp in both layouts start at the same multiple of the larger pitch.
   static constexpr int kWarpQBytes = kWarpRows * (QTile::kPitch > OTile::kPitch ? QTile::kPitch : OTile::kPitch);
@@ -118,7 +123,8 @@ struct ForwardTraits {
     if constexpr (kGroups) return Group::kBytes;
     return kPairs ? Pair::kBytes : 0;
   }
-  static constexpr int kScaleBytes = kStored ? 2 * kStages * kTileN * static_cast<int>(sizeof(float)) : 0;
+  static constexpr int kScaleBytes =
+      kStored ? kStages * kTileN * (kKeyScales + kValueScales) * static_cast<int>(sizeof(float)) : 0;
   static constexpr int kLoopBytes = kTileBytes + exchange_bytes() + kScaleBytes;
   using Split = SplitWarps<kSplitWarps ? Config::kWarps : 1, kTileM, kHeadDimV>;
   static constexpr int kJoinBytes = kSplitWarps ? kQBytes + Split::kBytes : 0;

@@ -150,40 +150,51 @@ struct StoredValues {
   }
 };
 
-/// The scales [tile_n] of a Forward's K and V tiles, behind the tiles in shared memory.
+/// The scales [words, tile_n] of a Forward's K and V tiles, behind the tiles in shared memory; one word of a key unless
+/// that is in 4 bits.
 template <class Forward>
 struct StoredScales {
   static constexpr int kTileN = Forward::kTileN;
   static constexpr int kMTiles = Forward::kMTiles;
   static constexpr int kNTiles = Forward::kNTiles;
   static constexpr int kSize = static_cast<int>(sizeof(float));
-  static constexpr int kBytes = kTileN * kSize;  // of the K, or the V, of a stage
+  static constexpr int kKeyWords = Forward::kKeyScales;
+  static constexpr int kValueWords = Forward::kValueScales;
+  static constexpr int kPitch = kTileN;  // words
 
   const Forward& f;
 
   /// Starts to copy those of the keys from `first` on; others become zero.
   FA_DEVICE void load_k(int stage, int first) const {
     const ScaleParams& from = f.params.scales;
-    load(of_k(stage), from.k, from.stride_k_b, from.stride_k_h, from.stride_k_s, first);
+    load<kKeyWords>(of_k(stage), from.k, from.stride_k_b, from.stride_k_h, from.stride_k_s, first);
   }
   FA_DEVICE void load_v(int stage, int first) const {
     const ScaleParams& from = f.params.scales;
-    load(of_v(stage), from.v, from.stride_v_b, from.stride_v_h, from.stride_v_s, first);
+    load<kValueWords>(of_v(stage), from.v, from.stride_v_b, from.stride_v_h, from.stride_v_s, first);
   }
 
   /// Multiplies the columns of S, or of P, by the scales of their keys.
   FA_DEVICE void multiply_k(Fragment<kMTiles, kNTiles>& s, int stage) const { multiply(s, of_k(stage)); }
   FA_DEVICE void multiply_v(Fragment<kMTiles, kNTiles>& p, int stage) const { multiply(p, of_v(stage)); }
 
- private:
-  FA_DEVICE uint32_t of_k(int stage) const { return f.shared + Forward::kTileBytes + 2 * stage * kBytes; }
-  FA_DEVICE uint32_t of_v(int stage) const { return of_k(stage) + kBytes; }
+  /// Those of the warp's first key.
+  FA_DEVICE uint32_t own_k(int stage) const { return of_k(stage) + f.half * Forward::kWarpKeys * kSize; }
+  FA_DEVICE uint32_t own_v(int stage) const { return of_v(stage) + f.half * Forward::kWarpKeys * kSize; }
 
+ private:
+  FA_DEVICE uint32_t of_k(int stage) const {
+    return f.shared + Forward::kTileBytes + stage * (kKeyWords + kValueWords) * kTileN * kSize;
+  }
+  FA_DEVICE uint32_t of_v(int stage) const { return of_k(stage) + kKeyWords * kTileN * kSize; }
+
+  template <int kWords>
   FA_DEVICE void load(uint32_t target, const float* scales, int64_t stride_b, int64_t stride_h, int64_t stride_s,
                       int first) const {
     const float* const head = scales + f.rows.kv_head() * stride_h;
-    for (int i = f.thread; i < kTileN; i += Forward::kThreads) {
-      const int key = first + i;
+    for (int i = f.thread; i < kTileN * kWords; i += Forward::kThreads) {
+      const int row = i / kWords, word = i % kWords;
+      const int key = first + row;
       bool valid = key < f.lengths.s_kv;
       int64_t at = f.tile.batch * stride_b + key * stride_s;
       if constexpr (Forward::kPaged) {
@@ -192,7 +203,7 @@ struct StoredScales {
         valid = keys.has(key, page);
         at = page * stride_b + keys.row_in_page(key) * stride_s;
       }
-      ptx::cp_async_4(target + i * kSize, valid ? head + at : head, valid);
+      ptx::cp_async_4(target + (word * kPitch + row) * kSize, valid ? head + at + word : head, valid);
     }
   }
 

@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_SM90_SM90_FP8_EPILOGUE_CUH_
 
 #include <common/variant.cuh>
+#include <ptx/fp8.cuh>
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>
 #include <ptx/thread.cuh>
@@ -20,8 +21,8 @@ struct Fp8Epilogue : Fp8Block<Config> {
   using Rows = typename Traits::Rows;
   using Query = typename Traits::Query;
   using Softmax = typename Traits::Softmax;
-  using Traits::kHeadDimV, Traits::kValueColumns, Traits::kVarlen, Base::params, Base::lengths_of, Base::first_row_of,
-      Base::has_row;
+  using Traits::kHeadDimV, Traits::kValueColumns, Traits::kVarlen, Traits::kByteOutput, Base::params, Base::lengths_of,
+      Base::first_row_of, Base::has_row;
 
   FA_DEVICE explicit Fp8Epilogue(const Base& base) : Base(base) {}
 
@@ -60,16 +61,22 @@ struct Fp8Epilogue : Fp8Block<Config> {
   }
 
   /// Of 16 columns a lane has 4t, 4t + 2 in one n8 tile and 4t + 1, 4t + 3 in the next (t = lane % 4), since V's
-  /// columns were exchanged (Fp8Producer): 8 bytes of a row.
+  /// columns were exchanged (Fp8Producer): 8 bytes of a row, or 4.
   FA_DEVICE static void store_row(const O& o, float factor, int r, Output* target, int lane) {
     FA_UNROLL
     for (int block = 0; block < kHeadDimV / 16; ++block) {
       const float(&slice)[kValueColumns / 2] = o[block * 16 / kValueColumns];
       const int i = block * 16 % kValueColumns / 2 + 2 * r;
-      const uint32_t low = ptx::convert_pair<Output>(slice[i] * factor, slice[i + 4] * factor);
-      const uint32_t high = ptx::convert_pair<Output>(slice[i + 1] * factor, slice[i + 5] * factor);
-      ptx::st_global(reinterpret_cast<uint64_t*>(target + 16 * block + 4 * (lane % 4)),
-                     static_cast<uint64_t>(high) << 32 | low);
+      if constexpr (kByteOutput) {
+        ptx::st_global(
+            reinterpret_cast<uint32_t*>(target + 16 * block + 4 * (lane % 4)),
+            ptx::convert_e4m3(slice[i] * factor, slice[i + 4] * factor, slice[i + 1] * factor, slice[i + 5] * factor));
+      } else {
+        const uint32_t low = ptx::convert_pair<Output>(slice[i] * factor, slice[i + 4] * factor);
+        const uint32_t high = ptx::convert_pair<Output>(slice[i + 1] * factor, slice[i + 5] * factor);
+        ptx::st_global(reinterpret_cast<uint64_t*>(target + 16 * block + 4 * (lane % 4)),
+                       static_cast<uint64_t>(high) << 32 | low);
+      }
     }
   }
 };

@@ -6,6 +6,7 @@
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/language.cuh>
 #include <ptx/mbarrier.cuh>
+#include <ptx/memory.cuh>
 #include <ptx/thread.cuh>
 #include <ptx/wgmma.cuh>
 #include <sm90/sm90_fp8_epilogue.cuh>
@@ -39,10 +40,10 @@ struct Fp8Forward : Fp8Block<Config> {
   using Variant = typename Traits::Variant;
   using Traits::kTileN, Traits::kStages, Traits::kQBuffers, Traits::kWorks, Traits::kConsumers, Traits::kSSteps,
       Traits::kPSteps, Traits::kSlices, Traits::kValueColumns, Traits::kWindowed, Traits::kPingpong, Traits::kAhead,
-      Traits::kSingleLevel, Traits::kOwnRanges, Traits::kProducerRegisters, Traits::kConsumerRegisters, Base::params,
-      Base::q_shared, Base::k_shared, Base::v_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty,
-      Base::q_full, Base::q_empty, Base::init_barriers, Base::release, Base::read_work, Base::lengths_of,
-      Base::first_row_of, Base::has_row, Base::own_range_end, Base::tiles_of;
+      Traits::kSingleLevel, Traits::kKeyScales, Traits::kValueScales, Traits::kOwnRanges, Traits::kProducerRegisters,
+      Traits::kConsumerRegisters, Base::params, Base::q_shared, Base::k_shared, Base::v_shared, Base::k_full,
+      Base::k_empty, Base::v_full, Base::v_empty, Base::q_full, Base::q_empty, Base::init_barriers, Base::release,
+      Base::read_work, Base::lengths_of, Base::first_row_of, Base::has_row, Base::own_range_end, Base::tiles_of;
 
   using Base::Base;
 
@@ -73,6 +74,9 @@ struct Fp8Forward : Fp8Block<Config> {
     Softmax softmax;
     float scale[2];  // of raw scores, by row, in log2 units: above 0
     typename Traits::RawScale raw;
+    typename Traits::KeyScales keys;  // of the KV tile whose scores are in the making
+    typename Traits::ValueScales values;
+    float values_by;  // with these: what O takes of a KV tile's product is times this
   };
 
   FA_DEVICE void consume(int consumer) const {
@@ -142,7 +146,7 @@ struct Fp8Forward : Fp8Block<Config> {
       return;
     }
     if constexpr (kPingpong) await_pingpong(at.consumer);
-    issue_scores(at, at.v_slot);
+    issue_scores(at, at.v_slot, at.left);
     if constexpr (kPingpong) signal_pingpong(at.consumer);
     ptx::wgmma_wait<0>();
     FA_UNROLL_BY(1)
@@ -151,9 +155,11 @@ struct Fp8Forward : Fp8Block<Config> {
       release(k_empty(at.v_slot.index), ptx::lane_index());
       const bool last = at.left == 0;
       if (last) release(q_empty(at.count % kQBuffers), ptx::lane_index());  // no product reads Q any more
+      if constexpr (kKeyScales) multiply_keys(at.s, at.keys.of);
       if (Variant::kScore || kWindowed || at.left >= at.edge) change_scores(at);
       const bool rises = at.softmax.update(at.s, at.scale);
       P pairs;
+      if constexpr (kValueScales) multiply_values(at);
       pack(pairs, at.s);
       step(at, pairs, rises, last);
       if (last) return;
@@ -175,7 +181,7 @@ struct Fp8Forward : Fp8Block<Config> {
     ptx::mbarrier_wait(v_full(at.v_slot.index), at.v_slot.parity);
     if constexpr (kSingleLevel) {
       issue_output(at.o[0], pairs, at.v_slot.index, 0, true);
-      if (!last) issue_scores(at, next);
+      if (!last) issue_scores(at, next, at.left - 1);
       if constexpr (kPingpong) signal_pingpong(at.consumer);
       ptx::wgmma_wait<0>();
       ptx::wgmma_tie(at.o[0]);
@@ -188,24 +194,24 @@ struct Fp8Forward : Fp8Block<Config> {
         if (kAhead && slice == kSlices - 1) break;
         ptx::wgmma_wait<0>();
         ptx::wgmma_tie(added);
-        add(at.o[slice], added, at.softmax.factor);
+        add(at.o[slice], added, at);
       }
       if constexpr (!kAhead) {
         release(v_empty(at.v_slot.index), ptx::lane_index());
-        if (!last) issue_scores(at, next);
+        if (!last) issue_scores(at, next, at.left - 1);
         if constexpr (kPingpong) signal_pingpong(at.consumer);
         ptx::wgmma_wait<0>();
       } else if (last) {
         if constexpr (kPingpong) signal_pingpong(at.consumer);
         ptx::wgmma_wait<0>();
         ptx::wgmma_tie(added);
-        add(at.o[kSlices - 1], added, at.softmax.factor);
+        add(at.o[kSlices - 1], added, at);
       } else {
-        issue_scores(at, next);
+        issue_scores(at, next, at.left - 1);
         if constexpr (kPingpong) signal_pingpong(at.consumer);
         ptx::wgmma_wait<1>();
         ptx::wgmma_tie(added);
-        add(at.o[kSlices - 1], added, at.softmax.factor);
+        add(at.o[kSlices - 1], added, at);
         ptx::wgmma_wait<0>();
       }
     }
@@ -213,8 +219,8 @@ struct Fp8Forward : Fp8Block<Config> {
     at.v_slot = next;
   }
 
-  /// Starts S = Q K^T, [64, tile_n], of the KV tile in `slot`.
-  FA_DEVICE void issue_scores(Stream& at, const RingSlot<kStages>& slot) const {
+  /// Starts S = Q K^T, [64, tile_n], of the KV tile in `slot`, behind which are `left` others.
+  FA_DEVICE void issue_scores(Stream& at, const RingSlot<kStages>& slot, [[maybe_unused]] int left) const {
     ptx::mbarrier_wait(k_full(slot.index), slot.parity);
     ptx::wgmma_tie(at.s);
     ptx::wgmma_fence();
@@ -225,6 +231,54 @@ struct Fp8Forward : Fp8Block<Config> {
                     step != 0);
     }
     ptx::wgmma_commit();
+    if constexpr (kKeyScales || kValueScales) load_scales_of_keys(at, left);
+  }
+
+  FA_DEVICE void load_scales_of_keys(Stream& at, int left) const {
+    Query query = work_of(at);
+    if constexpr (Traits::kVarlen) {
+      const uint32_t work = this->work_shared(at.count % kWorks);
+      query.sequence.first_key = static_cast<int>(ptx::ld_shared_b32(work + 4 * Base::kFirstKeyWord));
+    }
+    const kernel::Fp8ScaleParams& from = this->p.scales;
+    const int n = query.range.begin + left;
+    if constexpr (kKeyScales) {
+      this->load_scales(at.keys.of, from.k, from.stride_k_b, from.stride_k_h, from.stride_k_s, query, n,
+                        ptx::lane_index());
+    }
+    if constexpr (kValueScales) {
+      this->load_scales(at.values.of, from.v, from.stride_v_b, from.stride_v_h, from.stride_v_s, query, n,
+                        ptx::lane_index());
+    }
+  }
+
+  /// S of a KV tile, [64, tile_n], times the scales of its keys: a thread has keys 2t and 2t + 1 of each n8 tile.
+  template <int kCount>
+  FA_DEVICE static void multiply_keys(S& s, const float (&of)[kCount]) {
+    const int pair = 2 * (ptx::lane_index() % 4);
+    FA_UNROLL
+    for (int n = 0; n < kTileN / 8; ++n) {
+      FA_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        const float scale = ptx::from_bits(ptx::shfl(ptx::bits(of[n / 4]), n % 4 * 8 + pair + e));
+        s[4 * n + e] *= scale;
+        s[4 * n + 2 + e] *= scale;
+      }
+    }
+  }
+
+  /// P times the scales of its rows of V, relative to the greatest of the KV tile: no product is beyond what P reaches.
+  FA_DEVICE static void multiply_values(Stream& at) {
+    float most = 0.f;
+    FA_UNROLL
+    for (const float scale : at.values.of) most = ptx::max(most, ptx::abs(scale));
+    FA_UNROLL
+    for (int mask = kWarpSize / 2; mask > 0; mask /= 2) most = ptx::max(most, ptx::shfl_xor(most, mask));
+    const float inverse = 1.f / most;
+    at.values_by = inverse - inverse == 0.f ? most : 0.f;  // 0 where there is none
+    FA_UNROLL
+    for (float& scale : at.values.of) scale = at.values_by == 0.f ? 0.f : scale * inverse;
+    multiply_keys(at.s, at.values.of);
   }
 
   /// Starts P V, [64, kValueColumns], of a slice of V's columns.
@@ -245,9 +299,16 @@ struct Fp8Forward : Fp8Block<Config> {
   FA_DEVICE static Slice& slice_of(S& s) { return reinterpret_cast<Slice&>(s); }
 
   /// O of two rows, relative to the maxima that P has.
-  FA_DEVICE static void add(Slice& o, const Slice& added, const float (&factor)[2]) {
+  FA_DEVICE static void add(Slice& o, const Slice& added, const Stream& at) {
+    const float(&factor)[2] = at.softmax.factor;
     FA_UNROLL
-    for (int i = 0; i < kValueColumns / 2; ++i) o[i] = ptx::fma(o[i], factor[i / 2 % 2], added[i]);
+    for (int i = 0; i < kValueColumns / 2; ++i) {
+      if constexpr (kValueScales) {
+        o[i] = ptx::fma(added[i], at.values_by, o[i] * factor[i / 2 % 2]);
+      } else {
+        o[i] = ptx::fma(o[i], factor[i / 2 % 2], added[i]);
+      }
+    }
   }
   template <int kCount>
   FA_DEVICE static void multiply(float (&x)[kCount], const float (&factor)[2]) {

@@ -8,12 +8,13 @@ namespace fa::kernel {
 
 /// What elements of 8 bits stand for: their values times a scale. Strides are in elements; null: 1.
 struct Fp8ScaleParams {
-  const float* q;  // [b, h_q, s_q]
-  const float* k;  // [b, h_kv]
-  const float* v;  // [b, h_kv]
+  const float* q;  // [b, h_q, s_q]; of a packed batch [h_q, total_q]
+  const float* k;  // [b, h_kv], b sequences of a packed batch; of keys [b, h_kv, s_kv], or [h_kv, total_kv]
+  const float* v;  // likewise
   int64_t stride_q_b, stride_q_h, stride_q_s;
   int64_t stride_k_b, stride_k_h;
   int64_t stride_v_b, stride_v_h;
+  int64_t stride_k_s, stride_v_s;  // of keys
 };
 
 /// Launch parameters of the Hopper forward of 8-bit floats. Boxes have 128 columns, the same bytes as 64 of 16 bits.

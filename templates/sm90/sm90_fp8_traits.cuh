@@ -23,16 +23,39 @@
 
 namespace fa::sm90 {
 
+template <class Config>
+FA_DEVICE constexpr bool writes_bytes() {
+  if constexpr (requires { Config::kByteOutput; }) return Config::kByteOutput;
+  return false;
+}
+
+template <class Config>
+FA_DEVICE constexpr bool scales_keys() {
+  if constexpr (requires { Config::kKeyScales; }) return Config::kKeyScales;
+  return false;
+}
+
+template <class Config>
+FA_DEVICE constexpr bool scales_values() {
+  if constexpr (requires { Config::kValueScales; }) return Config::kValueScales;
+  return false;
+}
+
 /// Constants and types of the Hopper forward of 8-bit floats: those that the rooms of the Hopper forward ask for.
 ///
 /// Config is a struct of constants: Element (e4m3 or e5m2), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
 /// kValueColumns, kCausal, kPositiveScale, kPackGqa, kTakeTurns, kAhead, kSingleLevel, kHalfOutput; optionally kVarlen
-/// (common/switches.cuh) and a Variant without a mask function (common/variant.cuh).
+/// (common/switches.cuh), kByteOutput, kKeyScales, kValueScales, and a Variant without a mask function
+/// (common/variant.cuh).
 template <class C>
 struct Fp8Traits {
   using Config = C;
   using T = typename Config::Element;
-  using Output = typename kernel::Either<kernel::f16, kernel::bf16, Config::kHalfOutput>::type;
+  static constexpr bool kByteOutput = writes_bytes<Config>();
+  static constexpr bool kKeyScales = scales_keys<Config>();      // each key has a scale for its row of K
+  static constexpr bool kValueScales = scales_values<Config>();  // and for that of V
+  using Wider = typename kernel::Either<kernel::f16, kernel::bf16, Config::kHalfOutput>::type;
+  using Output = typename kernel::Either<kernel::e4m3, Wider, kByteOutput>::type;
   using Variant = kernel::VariantOf<Config>;
   using Params = kernel::Sm90Fp8Params;
 
@@ -88,6 +111,7 @@ struct Fp8Traits {
   static_assert(kTileN % 32 == 0 && kTileN <= 256, "keys are consumed 32 at a time");
   static_assert(kHeadDimQk % 16 == 0 && kHeadDimV % 16 == 0 && kHeadDimQk <= 256 && kHeadDimV <= 256, "head dims");
   static_assert(kValueColumns % 16 == 0 && kHeadDimV % kValueColumns == 0, "slices are equal");
+  static_assert(!kSingleLevel || !kValueScales, "a KV tile's part of O is multiplied by itself");
   static_assert(!Config::kSplit, "keys are not split");
   static_assert(!Variant::kMask, "left to other kernels");
 
@@ -114,6 +138,11 @@ struct Fp8Traits {
   struct ScoreScale {
     float scale[2];  // that score functions are given scores times of
   };
+  struct ScalesOfKeys {
+    float of[kTileN / 32];  // a lane's keys of a KV tile: every 32nd
+  };
+  using KeyScales = typename kernel::Either<ScalesOfKeys, Nothing, kKeyScales>::type;
+  using ValueScales = typename kernel::Either<ScalesOfKeys, Nothing, kValueScales>::type;
   using RawScale = typename kernel::Either<ScoreScale, Nothing, Variant::kScore>::type;
   using Sequence = typename kernel::Either<kernel::Sequence, Nothing, kRagged>::type;
 
@@ -166,21 +195,36 @@ struct Fp8Block : Scores<Fp8Traits<Config>> {
     ptx::fence_mbarrier_init();
   }
 
-  // Scales of a row of q, and of a head of k and v; 1 without any.
+  // Scales of a row of q, and of a head, or of keys, of k and v; 1 without any.
   FA_DEVICE float q_scale(const Query& query, int head, int position) const {
     const kernel::Fp8ScaleParams& scales = this->p.scales;
     if (scales.q == nullptr) return 1.f;
-    return ptx::ld_global_nc(scales.q + query.tile.batch * scales.stride_q_b + head * scales.stride_q_h +
-                             position * scales.stride_q_s);
+    const int64_t first = kernel::offset_of_rows<Traits::kVarlen>(this->lengths_of(query), query.tile.batch,
+                                                                  scales.stride_q_b, scales.stride_q_s);
+    return ptx::ld_global_nc(scales.q + first + head * scales.stride_q_h + position * scales.stride_q_s);
   }
   FA_DEVICE float k_scale(const Query& query) const {
     const kernel::Fp8ScaleParams& scales = this->p.scales;
-    if (scales.k == nullptr) return 1.f;
+    if (Traits::kKeyScales || scales.k == nullptr) return 1.f;
     return ptx::ld_global_nc(scales.k + query.tile.batch * scales.stride_k_b + query.kv_head * scales.stride_k_h);
+  }
+  /// Of KV tile n. Behind the last key its scale stands again: what it multiplies is hidden.
+  template <int kCount>
+  FA_DEVICE void load_scales(float (&of)[kCount], const float* scales, int64_t stride_b, int64_t stride_h,
+                             int64_t stride_s, const Query& query, int n, int lane) const {
+    const auto& lengths = this->lengths_of(query);
+    const float* const head = scales + query.kv_head * stride_h +
+                              kernel::offset_of_keys<Traits::kVarlen>(lengths, query.tile.batch, stride_b, stride_s);
+    FA_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      const int key = n * Traits::kTileN + 32 * i + lane;
+      const int existing = key < lengths.s_kv ? key : lengths.s_kv - 1;
+      of[i] = scales == nullptr ? 1.f : ptx::ld_global_nc(head + existing * stride_s);
+    }
   }
   FA_DEVICE float v_scale(const Query& query) const {
     const kernel::Fp8ScaleParams& scales = this->p.scales;
-    if (scales.v == nullptr) return 1.f;
+    if (Traits::kValueScales || scales.v == nullptr) return 1.f;
     return ptx::ld_global_nc(scales.v + query.tile.batch * scales.stride_v_b + query.kv_head * scales.stride_v_h);
   }
 

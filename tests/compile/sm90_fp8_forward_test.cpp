@@ -77,6 +77,33 @@ TEST_P(Sm90Fp8ForwardCompile, Variants) {
   expect_clean(problem);
 }
 
+TEST_P(Sm90Fp8ForwardCompile, PackedBatchesAndOutputsOfBytes) {
+  for (const int d : {64, 128, 256}) {
+    plan::Problem problem = fp8(d, d, GetParam(), true);
+    problem.o_dtype = DType::e4m3;
+    expect_clean(problem);
+    problem.varlen = true;
+    problem.total_q = problem.total_kv = 20000;
+    expect_clean(problem);
+    problem.o_dtype = DType::bf16;
+    problem.causal = false;
+    expect_clean(problem);
+  }
+}
+
+TEST_P(Sm90Fp8ForwardCompile, ScalesOfKeys) {
+  for (const int d : {64, 112, 128, 192, 256}) {
+    plan::Problem problem = fp8(d, d, GetParam(), d == 64);
+    problem.key_scales = true;
+    expect_clean(problem);
+    problem.value_scales = true;
+    expect_clean(problem);
+    problem.varlen = true;
+    problem.total_q = problem.total_kv = 20000;
+    expect_clean(problem);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(DTypes, Sm90Fp8ForwardCompile, ::testing::Values(DType::e4m3, DType::e5m2),
                          [](const auto& test) { return std::string(to_string(test.param)); });
 

@@ -33,6 +33,7 @@ AppendCase case_of(const Options& options, std::uint64_t config, std::uint64_t s
   if (options.where == Where::host && config % 5 == 4) {
     c.dtype = DType::f64;
     c.k_dtype = c.v_dtype = std::nullopt;
+    c.group_size = 0;
     c.scales_given = false;
     if (c.table) c.table = DType::f64;
   }

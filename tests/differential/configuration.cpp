@@ -180,6 +180,36 @@ void choose_invariance(Random& random, AttentionConfig& config) {
   if (config.kernel->kernel != "sm80") config.kernel.reset();
 }
 
+bool is_stored(const AttentionConfig& config) {
+  return config.k_dtype.has_value() || config.v_dtype.has_value();
+}
+
+/// K or V in 8 or 4 bits, where the rest has it.
+void choose_stored(Random& random, AttentionConfig& config) {
+  const bool half = config.dtype == DType::f16 || config.dtype == DType::bf16;
+  const bool packed = config.varlen && config.page_size == 0;
+  if (!half || packed || config.dropout > 0 || config.invariance != Invariance::none || !random.percent(35)) return;
+  const auto pick = [&] { return random.pick({DType::e4m3, DType::i8, DType::u4x2, DType::u4x2}); };
+  const std::int64_t which = random.below(4);
+  if (which != 0) config.k_dtype = pick();
+  if (which != 1) config.v_dtype = pick();
+  const bool u4 = config.k_dtype == DType::u4x2 || config.v_dtype == DType::u4x2;
+  const int group = random.pick({32, 32, 64, 128});
+  if (u4) config.group_size = random.percent(30) && group == 32 ? 0 : group;
+  const int granule = u4 ? group : 16;
+  const auto round_up = [&](int d) { return std::min((d + granule - 1) / granule * granule, 256); };
+  config.head_dim = round_up(config.head_dim);
+  config.head_dim_v = round_up(config.head_dim_v);
+  config.kernel.reset();
+}
+
+bool without_stored(AttentionConfig& config) {
+  const bool changed = is_stored(config);
+  config.k_dtype = config.v_dtype = std::nullopt;
+  config.group_size = 0;
+  return changed;
+}
+
 /// Lengths of dense requests, and which positions of all count.
 void choose_requests(Random& random, const Configuration& c, Call& call) {
   call.backward = false;
@@ -260,6 +290,7 @@ Configuration random_configuration(std::uint64_t seed, std::uint64_t number, Whe
   if (random.percent(20)) choose_pages(random, c);
   config.accumulate = !config.sink && random.percent(12);
   choose_invariance(random, config);
+  choose_stored(random, config);
   c.settle();
   return c;
 }
@@ -319,6 +350,7 @@ Call random_call(const Configuration& c, std::uint64_t seed, std::uint64_t numbe
   choose_layouts(random, c, call);
   if (c.config.page_size > 0) choose_requests(random, c, call);
   if (c.config.accumulate) call.lse = true, call.backward = false;  // whose o and lse are of other keys, too
+  if (is_stored(c.config)) call.backward = false, call.k.expanded = call.v.expanded = 0;
   if (random.percent(25)) {
     call.gradients = random.pick<Gradients>(
         {{true, false, false}, {false, true, true}, {false, true, false}, {false, false, true}, {true, true, false}});
@@ -447,8 +479,10 @@ const std::map<std::string, Edit>& known_edits() {
        [](Configuration& c, Call& call) {
          if (!c.config.varlen) call.used_kv.clear(), c.config.check_sequences = false;
          call.begin.clear();
+         if (c.config.varlen && without_stored(c.config)) return true;
          return any(set(c.config.page_size, std::int64_t{0}), set(call.indexed, false), set(call.scheduled, false));
        }},
+      {"no_stored", [](Configuration& c, Call&) { return without_stored(c.config); }},
       {"no_schedule", [](Configuration&, Call& call) { return set(call.scheduled, false); }},
       {"no_begin", [](Configuration&, Call& call) { return any(set(call.begin, {}), set(call.indexed, false)); }},
       {"no_maxima",
@@ -509,7 +543,10 @@ const std::map<std::string, Edit>& known_edits() {
        [](Configuration&, Call& call) { return any(set(call.h_q, std::int64_t{1}), set(call.h_kv, std::int64_t{1})); }},
       {"no_groups", [](Configuration&, Call& call) { return set(call.h_q, call.h_kv); }},
       {"d_v=d_qk", [](Configuration& c, Call&) { return set(c.config.head_dim_v, c.config.head_dim); }},
-      {"d=64", [](Configuration& c, Call&) { return any(set(c.config.head_dim, 64), set(c.config.head_dim_v, 64)); }},
+      {"d=64",
+       [](Configuration& c, Call&) {
+         return c.config.group_size <= 64 && any(set(c.config.head_dim, 64), set(c.config.head_dim_v, 64));
+       }},
       {"halve_s_q", [](Configuration& c, Call& call) { return halve(call.s_q, c, 1); }},
       {"halve_s_kv",
        [](Configuration& c, Call& call) {
@@ -537,18 +574,53 @@ bool edit(const std::string& name, Configuration& c, Call& call) {
 }
 
 std::vector<std::string> edits_for(const Configuration& c, const Call& call) {
-  static const char* const kOrder[] = {"no_backward",     "no_hostile",       "no_score",   "no_mask",
-                                       "no_pages",        "no_schedule",      "no_begin",   "dense",
-                                       "first_half",      "second_half",      "no_dropout", "no_accumulate",
-                                       "no_invariance",   "no_place",         "no_sink",    "no_kernel",
-                                       "plain_layouts",   "no_gradients",     "no_causal",  "no_window_left",
-                                       "no_window_right", "no_chunk",         "h=1",        "b=1",
-                                       "no_groups",       "no_deterministic", "no_scale",   "no_used",
-                                       "no_maxima",       "no_zero_padding",  "no_check",   "no_dlse",
-                                       "no_positive_lse", "no_extras",        "no_numbers", "score.0",
-                                       "score.1",         "score.2",          "mask.0",     "mask.1",
-                                       "halve_s_q",       "halve_s_kv",       "d_v=d_qk",   "d=64",
-                                       "less_s_q",        "less_s_kv"};
+  static const char* const kOrder[] = {"no_backward",
+                                       "no_hostile",
+                                       "no_score",
+                                       "no_mask",
+                                       "no_stored",
+                                       "no_pages",
+                                       "no_schedule",
+                                       "no_begin",
+                                       "dense",
+                                       "first_half",
+                                       "second_half",
+                                       "no_dropout",
+                                       "no_accumulate",
+                                       "no_invariance",
+                                       "no_place",
+                                       "no_sink",
+                                       "no_kernel",
+                                       "plain_layouts",
+                                       "no_gradients",
+                                       "no_causal",
+                                       "no_window_left",
+                                       "no_window_right",
+                                       "no_chunk",
+                                       "h=1",
+                                       "b=1",
+                                       "no_groups",
+                                       "no_deterministic",
+                                       "no_scale",
+                                       "no_used",
+                                       "no_maxima",
+                                       "no_zero_padding",
+                                       "no_check",
+                                       "no_dlse",
+                                       "no_positive_lse",
+                                       "no_extras",
+                                       "no_numbers",
+                                       "score.0",
+                                       "score.1",
+                                       "score.2",
+                                       "mask.0",
+                                       "mask.1",
+                                       "halve_s_q",
+                                       "halve_s_kv",
+                                       "d_v=d_qk",
+                                       "d=64",
+                                       "less_s_q",
+                                       "less_s_kv"};
   std::vector<std::string> possible;
   for (const char* name : kOrder) {
     Configuration changed = c;
@@ -625,6 +697,9 @@ std::string to_string(const Configuration& c) {
   if (config.page_size > 0) {
     out << " pages of " << config.page_size << (!config.varlen && config.check_sequences ? " checked" : "");
   }
+  if (config.k_dtype) out << " k " << fa::to_string(*config.k_dtype);
+  if (config.v_dtype) out << " v " << fa::to_string(*config.v_dtype);
+  if (config.group_size != 0) out << " group " << config.group_size;
   if (config.host_f64) out << " host_f64";
   if (config.kernel) {
     out << " kernel{" << config.kernel->kernel << ' ' << config.kernel->text << "}";

@@ -30,7 +30,8 @@ struct Units {
   double step;      ///< of a product's sum, for each term: tensor cores cut
   double products;  ///< of a product
 
-  Units(const Arithmetic& arithmetic, DType dtype) {
+  Units(const Arithmetic& arithmetic, const AttentionConfig& config) {
+    const DType dtype = config.dtype;
     f32 = arithmetic.f64 ? 0x1p-52 : 0x1p-24;  // in double, the reference is as wrong as what it judges
     const bool half = dtype == DType::f16 || dtype == DType::bf16;
     output = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : dtype == DType::f32 ? 0x1p-24 : 0x1p-52;
@@ -39,6 +40,10 @@ struct Units {
     statistic = dtype == DType::f64 ? 0x1p-52 : 0x1p-24;
     element = arithmetic.device && half ? output : 0;
     tiny = arithmetic.device && half ? output_tiny : 0;
+    if (element != 0 && (config.v_dtype == DType::e4m3 || config.v_dtype == DType::i8)) {  // P is bf16 then
+      element = 0x1p-8;
+      tiny = 0x1p-126;
+    }
     exponential = arithmetic.f64 ? 0x1p-50 : 0x1p-21;
     left_out = arithmetic.device ? 0x1p-29 : 0;
     flushed = arithmetic.device ? 0x1p-119 : 0;
@@ -141,7 +146,7 @@ class Evaluation {
         call_(call),
         in_(inputs),
         mistake_(mistake),
-        units_(arithmetic, c.config.dtype),
+        units_(arithmetic, c.config),
         d_qk_(c.config.head_dim),
         d_v_(c.config.head_dim_v != 0 ? c.config.head_dim_v : c.config.head_dim),
         scale_(c.config.scale ? static_cast<double>(*c.config.scale) : 1 / std::sqrt(static_cast<double>(d_qk_))),

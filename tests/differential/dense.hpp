@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "differential/configuration.hpp"
+#include "differential/stored.hpp"
 #include "differential/tensor.hpp"
 
 /// Attention and its gradients written out, row by row in float64, with a bound of how far a device may be from each
@@ -15,6 +16,7 @@ namespace fa::differential {
 /// Every tensor that a call reads, with the values that it sees.
 struct Inputs {
   Tensor q, k, v, dout, dlse, sink;
+  Stored stored_k, stored_v;     ///< what k and v are in memory, where that is not themselves
   std::vector<Tensor> captures;  ///< undefined where the capture is a number, or is not used
   std::vector<double> numbers;
 };

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
+#include <tuple>
+#include <vector>
 
 namespace fa::differential {
 
@@ -15,8 +17,17 @@ Pages::Pages(const Configuration& c, const Call& call, const Inputs& in) : page_
   free_.resize(static_cast<std::size_t>(count));
   std::iota(free_.begin(), free_.end(), 0);
   std::shuffle(free_.begin(), free_.end(), std::minstd_rand(static_cast<unsigned>(call.values % 65521 + 1)));
-  k = pool(in.k, call.k, count);
-  v = pool(in.v, call.v, count);
+  const auto make = [&](const Tensor& of_dtype, const Stored& stored, const Layout& layout, Tensor& to,
+                        Tensor& scales) {
+    if (!stored.codes.defined()) {
+      to = pool(of_dtype, layout, count);
+      return;
+    }
+    to = pool(stored.codes, with_aligned_rows(layout), count);
+    scales = pool(stored.scales, with_aligned_rows(layout), count);
+  };
+  make(in.k, in.stored_k, call.k, k, k_scale);
+  make(in.v, in.stored_v, call.v, v, v_scale);
   rows = static_cast<std::int64_t>(segments.size()) + (call.indexed ? 2 : 0);
   table.assign(static_cast<std::size_t>(rows * max_pages), -1);
   for (std::size_t i = 0; i < segments.size(); ++i) {
@@ -30,7 +41,10 @@ Pages::Pages(const Configuration& c, const Call& call, const Inputs& in) : page_
 
 Tensor Pages::pool(const Tensor& like, Layout layout, std::int64_t count) const {
   layout.expanded = 0;
-  Tensor t(like.dtype(), {count, like.shape()[1], page_size_, like.shape()[3]}, layout);
+  std::vector<std::int64_t> shape = like.shape();
+  shape[0] = count;
+  shape[2] = page_size_;
+  Tensor t(like.dtype(), shape, layout);
   t.poison();
   return t;
 }
@@ -42,14 +56,17 @@ void Pages::fill(const Inputs& in, const Segment& s, std::int64_t row) {
       page = free_.back();
       free_.pop_back();
     }
-    copy(in.k, k, s, j, page);
-    copy(in.v, v, s, j, page);
+    for (const auto& [from, stored, to, scales] :
+         {std::tuple{&in.k, &in.stored_k, &k, &k_scale}, std::tuple{&in.v, &in.stored_v, &v, &v_scale}}) {
+      copy(stored->codes.defined() ? stored->codes : *from, *to, s, j, page);
+      if (scales->defined()) copy(stored->scales, *scales, s, j, page);
+    }
   }
 }
 
 void Pages::copy(const Tensor& from, Tensor& to, const Segment& s, std::int64_t key, std::int64_t page) const {
   for (std::int64_t h = 0; h < from.shape()[1]; ++h) {
-    for (std::int64_t d = 0; d < from.shape()[3]; ++d) {
+    for (std::int64_t d = 0; d < (from.shape().size() == 4 ? from.shape()[3] : 1); ++d) {
       to.set(from.at(s.tensor_b, h, s.first_kv + key, d), page, h, key % page_size_, d);
     }
   }

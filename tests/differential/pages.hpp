@@ -16,6 +16,7 @@ class Pages {
   Pages(const Configuration& configuration, const Call& call, const Inputs& inputs);
 
   Tensor k, v;
+  Tensor k_scale, v_scale;                          ///< of what is stored in 8 or 4 bits
   std::vector<std::int32_t> table, lengths, index;  ///< index: empty unless the call is `indexed`
   std::int64_t rows = 0;                            ///< of the table
   std::int64_t max_pages = 0;

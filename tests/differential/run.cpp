@@ -145,6 +145,9 @@ class Maker {
     }
     make_captures();
     spoil();
+    Random random(call_.values + 131);
+    in_.stored_k = store(in_.k, config.k_dtype, config.group_size, call_.k, random);
+    in_.stored_v = store(in_.v, config.v_dtype, config.group_size, call_.v, random);
     return std::move(in_);
   }
 
@@ -348,7 +351,8 @@ class Calls {
   Calls(const Configuration& c, const Call& call, Where where, const Attention& attention)
       : c_(c), call_(call), where_(where), attention_(attention), in_(Maker(c, call).make()) {
     if (c.config.page_size > 0) make_pages();
-    for (Tensor* t : {&in_.q, &in_.k, &in_.v, &in_.dout, &in_.dlse, &in_.sink}) {
+    for (Tensor* t : {&in_.q, &in_.k, &in_.v, &in_.dout, &in_.dlse, &in_.sink, &in_.stored_k.codes,
+                      &in_.stored_k.scales, &in_.stored_v.codes, &in_.stored_v.scales}) {
       if (t->defined()) t->upload(where);
     }
     for (std::size_t i = 0; i < in_.captures.size(); ++i) {
@@ -378,6 +382,8 @@ class Calls {
       lse_ = output({call_.b, call_.h_q, call_.s_q}, call_.lse_layout, statistics(c_));
     if (config.accumulate) make_state();
     ForwardInputs in{in_.q.const_view(), keys().const_view(), values().const_view()};
+    in.k_scale = (pages_ ? pages_->k_scale : in_.stored_k.scales).const_view();
+    in.v_scale = (pages_ ? pages_->v_scale : in_.stored_v.scales).const_view();
     in.cache = cache();
     in.captures = captures();
     if (config.sink) in.sink = in_.sink.const_view();
@@ -500,14 +506,17 @@ class Calls {
 
   void make_pages() {
     pages_.emplace(c_, call_, in_);
-    pages_->k.upload(where_);
-    pages_->v.upload(where_);
+    for (Tensor* t : {&pages_->k, &pages_->v, &pages_->k_scale, &pages_->v_scale}) {
+      if (t->defined()) t->upload(where_);
+    }
     table_ = integers(pages_->table, where_);
     index_ = integers(pages_->index, where_);
     begin_ = integers(call_.begin, where_);
   }
-  const Tensor& keys() const { return pages_ ? pages_->k : in_.k; }
-  const Tensor& values() const { return pages_ ? pages_->v : in_.v; }
+  const Tensor& keys() const { return pages_ ? pages_->k : in_.stored_k.codes.defined() ? in_.stored_k.codes : in_.k; }
+  const Tensor& values() const {
+    return pages_ ? pages_->v : in_.stored_v.codes.defined() ? in_.stored_v.codes : in_.v;
+  }
 
   /// Memory of a schedule, which `in` has then.
   Tensor schedule(const AttentionShape& shape, ForwardInputs& in) {

@@ -40,6 +40,8 @@ double load(DType dtype, const std::byte* from) {
       return get(std::int8_t{});
     case DType::e5m2:
       return static_cast<double>(reference::decode_e5m2(get(std::uint8_t{})));
+    case DType::u4x2:  // two codes
+      return get(std::uint8_t{});
   }
   return 0;
 }
@@ -63,6 +65,8 @@ void store(DType dtype, double value, std::byte* to) {
       return put(reference::encode_i8(value));
     case DType::e5m2:
       return put(reference::encode_e5m2(value));
+    case DType::u4x2:
+      return put(static_cast<std::uint8_t>(value));
   }
 }
 

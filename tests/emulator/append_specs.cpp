@@ -40,7 +40,7 @@ bool is_kind(const Row& row) {
   return c.rotary_dims <= c.d_qk && !(row[table] == 2 && c.dtype == DType::f32);
 }
 
-/// Into caches of 8 bits.
+/// Into caches of 8 and 4 bits.
 std::vector<AppendCase> stored_kinds() {
   const auto kind = [](DType dtype, std::int64_t page, std::array<std::int64_t, 2> d, int dims, bool neighbours) {
     AppendCase c;
@@ -53,14 +53,28 @@ std::vector<AppendCase> stored_kinds() {
     return c;
   };
   std::vector<AppendCase> kinds{kind(DType::bf16, 16, {64, 64}, 64, false), kind(DType::f16, 0, {48, 16}, 20, true),
-                                kind(DType::bf16, 3, {256, 80}, 0, false), kind(DType::f16, 8, {16, 32}, 6, false),
-                                kind(DType::bf16, 5, {32, 32}, 24, false)};
+                                kind(DType::bf16, 3, {256, 80}, 0, false),  kind(DType::f16, 8, {16, 32}, 6, false),
+                                kind(DType::bf16, 5, {32, 32}, 24, false),  kind(DType::bf16, 16, {64, 96}, 64, false),
+                                kind(DType::f16, 0, {256, 128}, 20, true),  kind(DType::f16, 3, {192, 32}, 0, false),
+                                kind(DType::f16, 8, {32, 64}, 0, false),    kind(DType::bf16, 8, {64, 32}, 0, false)};
   kinds[0].k_dtype = kinds[0].v_dtype = kinds[1].v_dtype = kinds[3].k_dtype = kinds[4].k_dtype = DType::e4m3;
   kinds[1].k_dtype = kinds[2].k_dtype = kinds[2].v_dtype = kinds[4].v_dtype = DType::i8;
   kinds[1].table = DType::f32;
   kinds[2].scales_given = kinds[3].scales_given = true;
   kinds[3].aligned = false;
   kinds[4].table = DType::bf16;
+  kinds[5].k_dtype = kinds[5].v_dtype = kinds[6].k_dtype = kinds[6].v_dtype = kinds[7].k_dtype = DType::u4x2;
+  kinds[7].v_dtype = DType::i8;
+  for (const std::size_t extreme : {8U, 9U}) {
+    kinds[extreme].k_dtype = kinds[extreme].v_dtype = DType::u4x2;
+    kinds[extreme].group_size = 32;
+    kinds[extreme].extreme = true;
+  }
+  kinds[5].group_size = 32;
+  kinds[6].group_size = 128;
+  kinds[7].group_size = 64;
+  kinds[6].aligned = false;
+  kinds[7].scales_given = true;
   return kinds;
 }
 
@@ -89,8 +103,8 @@ fa::plan::KernelSpec append_spec(const AppendCase& c, fa::plan::Arch arch) {
   problem.interleaved = c.interleaved;
   problem.table = !c.table ? 0 : *c.table == DType::f32 ? 1 : 2;
   problem.aligned = c.aligned;
-  problem.k_storage = c.k_dtype ? fa::plan::storage_of(*c.k_dtype) : 0;
-  problem.v_storage = c.v_dtype ? fa::plan::storage_of(*c.v_dtype) : 0;
+  problem.k_storage = c.k_dtype ? fa::plan::storage_of(*c.k_dtype, c.group_size) : 0;
+  problem.v_storage = c.v_dtype ? fa::plan::storage_of(*c.v_dtype, c.group_size) : 0;
   problem.scales_given = c.scales_given;
   return fa::plan::append_specs(problem).front();
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <stdexcept>
 
 #include "plan/sm90_fp8_forward.hpp"
@@ -17,6 +18,9 @@ struct Shape {
   DType dtype;
   int d_qk, d_v, tile_m, tile_n, stages, q_buffers, value_columns;
   bool causal, take_turns, ahead, single_level, half_output, pack_gqa;
+  bool byte_output = false;
+  bool key_scales = false;
+  bool value_scales = false;
 };
 
 constexpr Shape kShapes[] = {
@@ -31,58 +35,91 @@ constexpr Shape kShapes[] = {
     {DType::e4m3, 80, 48, 64, 96, 2, 2, 16, true, false, true, false, false, true},
     {DType::e4m3, 128, 112, 128, 128, 2, 1, 112, true, true, false, true, true, false},
     {DType::e5m2, 16, 144, 128, 160, 1, 2, 144, false, true, true, false, false, false},
+    {DType::e4m3, 64, 96, 128, 96, 2, 1, 48, true, false, false, false, false, false, true},
+    {DType::e4m3, 32, 64, 192, 64, 2, 2, 64, false, true, false, false, false, false, false, true},
+    {DType::e5m2, 64, 48, 64, 128, 2, 1, 48, true, false, false, true, true, true, false, true},
+    {DType::e4m3, 64, 128, 128, 128, 2, 1, 128, true, true, false, false, false, false, false, false, true},
+    {DType::e4m3, 64, 64, 128, 96, 2, 2, 64, true, true, true, false, false, false, false, true, true},
 };
+constexpr std::size_t kOfBytes = 11, kOfKeyScales = std::size(kShapes) - 1;
+constexpr Shape kPackedShapes[] = {
+    {DType::e4m3, 64, 64, 128, 64, 2, 2, 64, true, true, true, false, false, false},
+    {DType::e4m3, 48, 80, 64, 96, 2, 1, 80, false, false, false, false, true, true},
+    {DType::e5m2, 128, 128, 192, 64, 2, 2, 64, true, false, false, false, false, false, true},
+    {DType::e4m3, 64, 64, 128, 64, 2, 2, 64, true, true, true, false, false, false, false, true, true},
+};
+
+std::vector<KernelSpec> specs_of(std::span<const Shape> shapes, bool varlen) {
+  std::vector<KernelSpec> found;
+  for (const Shape& shape : shapes) {
+    KernelSpec spec;
+    auto& own = spec.own.emplace<fa::plan::Sm90Fp8Forward>();
+    spec.arch = {9, 0, 'a'};
+    spec.dtype = shape.dtype;
+    spec.d_qk = shape.d_qk;
+    spec.d_v = shape.d_v;
+    spec.tile_m = shape.tile_m;
+    spec.tile_n = shape.tile_n;
+    spec.stages = shape.stages;
+    spec.causal = shape.causal;
+    spec.pack_gqa = shape.pack_gqa;
+    spec.varlen = varlen;
+    own.q_buffers = shape.q_buffers;
+    own.value_columns = shape.value_columns;
+    own.take_turns = shape.take_turns;
+    own.ahead = shape.ahead;
+    own.single_level = shape.single_level;
+    own.half_output = shape.half_output;
+    own.byte_output = shape.byte_output;
+    own.key_scales = shape.key_scales;
+    own.value_scales = shape.value_scales;
+    spec.warps = fa::plan::sm90_fp8_forward_warps(spec);
+    const std::string refusal = fa::plan::sm90_fp8_forward_refusal(spec);
+    if (!refusal.empty()) throw std::logic_error(refusal);
+    found.push_back(spec);
+  }
+  return found;
+}
+
+/// Of the choices of these names, by the specs in turn.
+std::vector<Fp8Variant> variants_of(const std::vector<std::string>& names, const std::vector<KernelSpec>& specs) {
+  std::vector<Fp8Variant> found;
+  for (const fa::test::VariantChoice& choice : fa::test::variant_choices(false)) {
+    if (std::ranges::find(names, choice.name) == names.end()) continue;
+    KernelSpec spec = specs[found.size() % specs.size()];
+    fa::test::AttentionCase c;
+    c.d_qk = spec.d_qk;
+    c.d_v = spec.d_v;
+    const fa::test::VariantCase made(c, choice);
+    spec.variants = made.functions.variants;
+    spec.causal = made.config.causal || made.config.window_right >= 0;
+    found.push_back({choice.name, spec});
+  }
+  return found;
+}
 
 }  // namespace
 
 const std::vector<KernelSpec>& fp8_specs() {
-  static const std::vector<KernelSpec> specs = [] {
-    std::vector<KernelSpec> found;
-    for (const Shape& shape : kShapes) {
-      KernelSpec spec;
-      auto& own = spec.own.emplace<fa::plan::Sm90Fp8Forward>();
-      spec.arch = {9, 0, 'a'};
-      spec.dtype = shape.dtype;
-      spec.d_qk = shape.d_qk;
-      spec.d_v = shape.d_v;
-      spec.tile_m = shape.tile_m;
-      spec.tile_n = shape.tile_n;
-      spec.stages = shape.stages;
-      spec.causal = shape.causal;
-      spec.pack_gqa = shape.pack_gqa;
-      own.q_buffers = shape.q_buffers;
-      own.value_columns = shape.value_columns;
-      own.take_turns = shape.take_turns;
-      own.ahead = shape.ahead;
-      own.single_level = shape.single_level;
-      own.half_output = shape.half_output;
-      spec.warps = fa::plan::sm90_fp8_forward_warps(spec);
-      const std::string refusal = fa::plan::sm90_fp8_forward_refusal(spec);
-      if (!refusal.empty()) throw std::logic_error(refusal);
-      found.push_back(spec);
-    }
-    return found;
-  }();
+  static const std::vector<KernelSpec> specs = specs_of(kShapes, false);
+  return specs;
+}
+
+const std::vector<KernelSpec>& fp8_packed_specs() {
+  static const std::vector<KernelSpec> specs = specs_of(kPackedShapes, true);
   return specs;
 }
 
 const std::vector<Fp8Variant>& fp8_variants() {
-  static const std::vector<Fp8Variant> variants = [] {
-    std::vector<Fp8Variant> found;
-    for (const fa::test::VariantChoice& choice : fa::test::variant_choices(false)) {
-      constexpr std::array kNames{"softcap", "alibi", "bias", "window", "two_sided", "chunked", "sink", "window_sink"};
-      if (std::ranges::find(kNames, choice.name) == kNames.end()) continue;
-      KernelSpec spec = fp8_specs()[found.size() % 2 == 0 ? 1 : 3];
-      fa::test::AttentionCase c;
-      c.d_qk = spec.d_qk;
-      c.d_v = spec.d_v;
-      const fa::test::VariantCase made(c, choice);
-      spec.variants = made.functions.variants;
-      spec.causal = made.config.causal || made.config.window_right >= 0;
-      found.push_back({choice.name, spec});
-    }
-    return found;
-  }();
+  static const std::vector<Fp8Variant> variants =
+      variants_of({"softcap", "alibi", "bias", "window", "two_sided", "chunked", "sink", "window_sink"},
+                  {fp8_specs()[1], fp8_specs()[3]});
+  return variants;
+}
+
+const std::vector<Fp8Variant>& fp8_packed_variants() {
+  static const std::vector<Fp8Variant> variants = variants_of(
+      {"softcap", "alibi", "two_sided", "chunked", "window_sink"}, {fp8_packed_specs()[0], fp8_packed_specs().back()});
   return variants;
 }
 
@@ -91,6 +128,7 @@ const std::vector<Fp8Mutation>& fp8_mutations() {
   static const std::string kForward = "sm90/sm90_fp8_forward.cuh";
   static const std::string kProducer = "sm90/sm90_fp8_producer.cuh";
   static const std::string kEpilogue = "sm90/sm90_fp8_epilogue.cuh";
+  static const std::string kTraits = "sm90/sm90_fp8_traits.cuh";
   static const std::string kSoftmax = "sm90/sm90_fp8_softmax.cuh";
   static const std::vector<Fp8Mutation> mutations{
       {"fp8_transposed_before_it_has_landed",
@@ -147,15 +185,15 @@ const std::vector<Fp8Mutation>& fp8_mutations() {
        {shared_in_flight, shared_uninitialised, shared_race, unfenced, source_overwritten, barrier_misuse}},
       {"fp8_scores_not_waited_for",
        kForward,
-       "ptx::wgmma_wait<1>(); ptx::wgmma_tie(added); add(at.o[kSlices - 1], added, at.softmax.factor); "
+       "ptx::wgmma_wait<1>(); ptx::wgmma_tie(added); add(at.o[kSlices - 1], added, at); "
        "ptx::wgmma_wait<0>();",
-       "ptx::wgmma_wait<1>(); ptx::wgmma_tie(added); add(at.o[kSlices - 1], added, at.softmax.factor);",
+       "ptx::wgmma_wait<1>(); ptx::wgmma_tie(added); add(at.o[kSlices - 1], added, at);",
        {register_in_flight}},
       {"fp8_slice_not_waited_for",
        kForward,
-       "ptx::wgmma_wait<1>(); ptx::wgmma_tie(added); add(at.o[kSlices - 1], added, at.softmax.factor); "
+       "ptx::wgmma_wait<1>(); ptx::wgmma_tie(added); add(at.o[kSlices - 1], added, at); "
        "ptx::wgmma_wait<0>();",
-       "ptx::wgmma_tie(added); add(at.o[kSlices - 1], added, at.softmax.factor); ptx::wgmma_wait<0>();",
+       "ptx::wgmma_tie(added); add(at.o[kSlices - 1], added, at); ptx::wgmma_wait<0>();",
        {register_in_flight}},
       {"fp8_second_level_dropped",
        kForward,
@@ -206,6 +244,54 @@ const std::vector<Fp8Mutation>& fp8_mutations() {
        "bits[r] = ptx::max3(bits[r], ptx::shfl_xor(bits[r], 2), kBitsBelowAll);",
        "",
        {}},
+      {"fp8_bytes_of_columns_exchanged",
+       kEpilogue,
+       "ptx::convert_e4m3(slice[i] * factor, slice[i + 4] * factor, slice[i + 1] * factor,",
+       "ptx::convert_e4m3(slice[i] * factor, slice[i + 1] * factor, slice[i + 4] * factor,",
+       {},
+       kOfBytes},
+      {"fp8_scales_of_every_other_key",
+       kForward,
+       "ptx::shfl(ptx::bits(of[n / 4]), n % 4 * 8 + pair + e)",
+       "ptx::shfl(ptx::bits(of[n / 4]), n % 4 * 8 + pair)",
+       {},
+       kOfKeyScales},
+      {"fp8_scales_of_the_next_keys",
+       kForward,
+       "const int n = query.range.begin + left;",
+       "const int n = query.range.begin + left + 1;",
+       {},
+       kOfKeyScales},
+      {"fp8_scales_behind_the_last_key",
+       kTraits,
+       "const int existing = key < lengths.s_kv ? key : lengths.s_kv - 1;",
+       "const int existing = key;",
+       {global_out_of_bounds, global_uninitialised},
+       kOfKeyScales},
+      {"fp8_scales_of_values_of_another_tile",
+       kForward,
+       "o[i] = ptx::fma(added[i], at.values_by, o[i] * factor[i / 2 % 2]);",
+       "o[i] = ptx::fma(added[i], ptx::abs(at.values.of[0]), o[i] * factor[i / 2 % 2]);",
+       {},
+       kOfKeyScales},
+      {"fp8_greatest_scale_of_a_lane",
+       kForward,
+       "most = ptx::max(most, ptx::shfl_xor(most, mask));",
+       "most = ptx::max(most, ptx::shfl_xor(most, 0));",
+       {},
+       kOfKeyScales},
+      {"fp8_scales_of_the_first_keys",
+       kTraits,
+       "kernel::offset_of_keys<Traits::kVarlen>(",
+       "0 * kernel::offset_of_keys<Traits::kVarlen>(",
+       {},
+       std::size(kShapes) + std::size(kPackedShapes) - 1},
+      {"fp8_scales_of_the_first_sequence",
+       kTraits,
+       "ptx::ld_global_nc(scales.q + first + head * scales.stride_q_h",
+       "ptx::ld_global_nc(scales.q + first * 0 + head * scales.stride_q_h",
+       {},
+       std::size(kShapes)},
       {"fp8_negative_scores_in_the_order_of_bits",
        kSoftmax,
        "rare = rare || (bits[r] <= 0 && greatest[r] < 0.f);",

@@ -13,6 +13,8 @@ namespace emulator {
 
 /// Forwards of 8-bit floats on Hopper.
 const std::vector<fa::plan::KernelSpec>& fp8_specs();
+/// Those of packed batches.
+const std::vector<fa::plan::KernelSpec>& fp8_packed_specs();
 
 /// With what fa::test::variant_choices() call `choice`.
 struct Fp8Variant {
@@ -20,6 +22,8 @@ struct Fp8Variant {
   fa::plan::KernelSpec spec;
 };
 const std::vector<Fp8Variant>& fp8_variants();
+/// Those of packed batches, in turn with scales of heads and of keys.
+const std::vector<Fp8Variant>& fp8_packed_variants();
 
 /// A mistake in one of them, and the faults that may name it; empty: the results are wrong.
 struct Fp8Mutation {
@@ -28,7 +32,7 @@ struct Fp8Mutation {
   std::string before;
   std::string after;
   std::set<FaultKind> faults;
-  std::size_t spec = 0;  ///< of fp8_specs()
+  std::size_t spec = 0;  ///< of fp8_specs(), and behind them of fp8_packed_specs()
   int count = 1;
   bool scaled = true;  ///< what it is given has scales, some of them negative
 };

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "emulator/forward_run.hpp"
+#include "emulator/fp8_packed.hpp"
 #include "emulator/fp8_specs.hpp"
 
 namespace emulator {
@@ -32,7 +33,8 @@ ForwardCase case_of(const KernelSpec& spec, std::size_t i) {
   ForwardCase c;
   c.spec = spec;
   c.attention.dtype = spec.dtype;
-  c.attention.o_dtype = spec.as<fa::plan::Sm90Fp8Forward>().half_output ? DType::f16 : DType::bf16;
+  const auto& own = spec.as<fa::plan::Sm90Fp8Forward>();
+  c.attention.o_dtype = own.byte_output ? DType::e4m3 : own.half_output ? DType::f16 : DType::bf16;
   c.attention.d_qk = spec.d_qk;
   c.attention.d_v = spec.d_v;
   c.attention.causal = spec.causal;
@@ -46,6 +48,12 @@ ForwardCase case_of(const KernelSpec& spec, std::size_t i) {
   c.blocks = kBlocks[i % 3];
   c.attention.seed = i + 1;
   return c;
+}
+
+void add_all_scales(const ForwardCase& c, AttentionInputs& inputs) {
+  add_scales(c.attention, inputs);
+  if (c.spec.as<fa::plan::Sm90Fp8Forward>().key_scales) add_key_scales(c.attention, inputs);
+  if (c.spec.as<fa::plan::Sm90Fp8Forward>().value_scales) add_value_scales(c.attention, inputs);
 }
 
 HostTensor absolute(HostTensor tensor) {
@@ -77,7 +85,10 @@ Errors errors_of(const ForwardCase& c, const AttentionInputs& inputs, const Atte
     for (std::int64_t d = 0; d < c.attention.d_v; ++d) {
       const double o = expected.o.at(b, h, s, d);
       const double error = std::abs(actual.o.at(b, h, s, d) - o);
-      const double allowed = (0x1p-4 + 0x1p-6) * terms.o.at(b, h, s, d) + 0x1p-8 * std::abs(o) + 1e-6;
+      const double of_p = (0x1p-4 + 0x1p-6) * terms.o.at(b, h, s, d);
+      const bool bytes = c.attention.o_dtype == DType::e4m3;
+      const double of_o = bytes ? 0x1p-4 * (std::abs(o) + of_p) + 0x1p-10 : 0x1p-8 * std::abs(o);
+      const double allowed = of_p + of_o + 1e-6;
       errors.worst =
           std::isnan(error) ? std::numeric_limits<double>::infinity() : std::max(errors.worst, error / allowed);
       squares += error * error;
@@ -113,7 +124,7 @@ TEST_P(Fp8Forward, MatchesTheReferenceUnderEverySchedule) {
     ForwardCase c = case_of(fp8_specs()[GetParam()], 2 * GetParam() + i);
     c.lse = i == 0;
     AttentionInputs inputs = make_inputs(c);
-    if (i == 0) add_scales(c.attention, inputs);
+    if (i == 0) add_all_scales(c, inputs);
     ASSERT_NO_THROW(check(c, inputs, 0.01));
   }
 }
@@ -203,10 +214,26 @@ TEST(Fp8Forward, TwoLevelsKeepLongRowsExact) {
   EXPECT_GE(error_of_mean(kSingleLevel, 4096), 10 * of_long);
 }
 
+/// Of a packed batch.
+void run_packed_mutant(const Fp8Mutation& mutation) {
+  const KernelSpec& spec = fp8_packed_specs()[mutation.spec - fp8_specs().size()];
+  PackedCase c = fp8_packed_case(spec, 0);
+  c.main_kernel = "mutant " + mutation.name;
+  const AttentionInputs inputs = fp8_packed_inputs(spec, c, true);
+  try {
+    const Fp8PackedErrors errors = fp8_packed_errors(c, inputs, run_packed(spec, c, inputs));
+    EXPECT_TRUE(mutation.faults.empty()) << "not caught";
+    EXPECT_TRUE(errors.o > 1 || errors.lse > 0.05) << "harmless";
+  } catch (const Fault& fault) {
+    EXPECT_TRUE(mutation.faults.contains(fault.kind)) << fault.what();
+  }
+}
+
 class Fp8Mutants : public testing::TestWithParam<std::size_t> {};
 
 TEST_P(Fp8Mutants, AreCaughtAndNamed) {
   const Fp8Mutation& mutation = fp8_mutations()[GetParam()];
+  if (mutation.spec >= fp8_specs().size()) return run_packed_mutant(mutation);
   ForwardCase c = case_of(fp8_specs()[mutation.spec], 0);
   c.attention.h_q = 2;
   c.attention.h_kv = 2;
@@ -215,7 +242,7 @@ TEST_P(Fp8Mutants, AreCaughtAndNamed) {
   c.attention.scale = 1.f;
   c.blocks = 1;
   AttentionInputs inputs = make_inputs(c);
-  if (mutation.scaled) add_scales(c.attention, inputs);
+  if (mutation.scaled) add_all_scales(c, inputs);
   ForwardKernels kernels = kernels_of(c);
   kernels.attention = "mutant " + mutation.name;
   const AttentionOutputs expected = fa::test::reference_f64(c.attention, inputs);

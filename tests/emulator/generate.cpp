@@ -199,13 +199,16 @@ std::string invariant_file(const fs::path& folder, std::size_t file, std::size_t
 
 std::string fp8_file(const fs::path& folder, std::size_t file, std::size_t files) {
   std::vector<KernelSpec> specs = emulator::fp8_specs();
-  for (const emulator::Fp8Variant& variant : emulator::fp8_variants()) specs.push_back(variant.spec);
+  for (const KernelSpec& packed : emulator::fp8_packed_specs()) specs.push_back(packed);
+  const std::vector<KernelSpec> subjects = specs;
+  for (const auto* const variants : {&emulator::fp8_variants(), &emulator::fp8_packed_variants()}) {
+    for (const emulator::Fp8Variant& variant : *variants) specs.push_back(variant.spec);
+  }
   std::string text = "#include <emulator/instructions.hpp>\n" + kernels_file(specs, file, files);
   const std::vector<emulator::Fp8Mutation>& all = emulator::fp8_mutations();
   for (std::size_t i = file; i < all.size(); i += files) {
-    text += mutant(
-        {all[i].name, all[i].before, all[i].after, emulator::fp8_specs()[all[i].spec], {}, all[i].count, all[i].header},
-        folder / "fp8_mutants");
+    text += mutant({all[i].name, all[i].before, all[i].after, subjects[all[i].spec], {}, all[i].count, all[i].header},
+                   folder / "fp8_mutants");
   }
   return text;
 }

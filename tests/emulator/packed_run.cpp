@@ -56,6 +56,7 @@ Problem problem_of(const KernelSpec& spec, const PackedCase& c) {
     problem.total_q = a.s_q;
     problem.total_kv = a.s_kv;
   }
+  problem.o_dtype = a.o_dtype;
   if (c.variant != nullptr) add_variant(problem, *c.variant);
   return problem;
 }
@@ -111,6 +112,11 @@ class Call {
       forbid_padding(t, keys);
     }
     return view_of(t, tensor);
+  }
+
+  TensorView scales(const char* name, const HostTensor& tensor, TensorView view) {
+    view.data = place_input(memory_, name, tensor, Placement::bhsd, true).data;
+    return view;
   }
 
   /// Q, of which the copy engine brings whole tiles.
@@ -254,6 +260,11 @@ AttentionOutputs run_packed(const KernelSpec& spec, const PackedCase& c, const A
   tensors.q = call.query_input(inputs.q);
   tensors.k = call.input("k", inputs.k, true);
   tensors.v = call.input("v", inputs.v, true);
+  if (!inputs.q_scale.bytes().empty()) {
+    tensors.q_scale = call.scales("q_scale", inputs.q_scale, inputs.q_scale.view());
+    tensors.k_scale = call.scales("k_scale", inputs.k_scale, fa::test::scale_of_heads(inputs.k_scale, 1));
+    tensors.v_scale = call.scales("v_scale", inputs.v_scale, fa::test::scale_of_heads(inputs.v_scale, 1));
+  }
   tensors.o = call.output("o", outputs.o, false);
   tensors.lse = call.output("lse", outputs.lse, false, -std::numeric_limits<float>::infinity());
   std::optional<PlacedVariant> variant;
@@ -320,6 +331,9 @@ AttentionOutputs expected_of(const PackedCase& c, const AttentionInputs& inputs)
   args.q = inputs.q.view();
   args.k = inputs.k.view();
   args.v = inputs.v.view();
+  if (!inputs.q_scale.bytes().empty()) args.q_scale = inputs.q_scale.view();
+  args.k_scale = fa::test::scale_of_heads(inputs.k_scale, 1);
+  args.v_scale = fa::test::scale_of_heads(inputs.v_scale, 1);
   args.o = outputs.o.view();
   args.lse = outputs.lse.view();
   std::vector<fa::expression::CapturedView> views;

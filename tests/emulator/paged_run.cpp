@@ -75,7 +75,8 @@ class Call {
   }
 
   TensorView pool(const char* name, const HostTensor& tensor) {
-    const bool stored = size_of(tensor.view().dtype) == 1;  // whose rows are always aligned
+    // Rows of 8 bits are always aligned, and so are scales of 4.
+    const bool stored = size_of(tensor.view().dtype) == 1 || &tensor == &data_.k_scale || &tensor == &data_.v_scale;
     const Placed t = place_input(memory, name, tensor, run_.pool, spec_.aligned || stored);
     for_each_row(t.b, t.h, run_.trust ? t.s : 0, [&](std::int64_t page, std::int64_t h, std::int64_t row) {
       const bool needed = data_.needed[static_cast<std::size_t>(page * c_.page_size + row)];

@@ -98,6 +98,12 @@ constexpr Shape kShapes[] = {
     {8, DType::f16, 40, 48, 32, 2, 32, 1, kPacked | kCausal | kSplitWarps},
     {12, DType::bf16, 32, 32, 16, 4, 64, 2, kPackGqa | kQInRegisters | kScheduled | kSplitWarps, "", 0, 1, 1},
     {64, DType::f16, 16, 64, 16, 4, 64, 1, kPacked | kUnaligned | kTwoBodies | kSplitWarps, "window_sink", 0, 2, 0},
+    {16, DType::bf16, 64, 64, 32, 2, 32, 1, kPacked | kCausal, "", 0, 32, 32},
+    {8, DType::f16, 96, 160, 32, 2, 48, 2, kCausal | kPackGqa | kQInRegisters, "", 0, 32, 32},
+    {12, DType::bf16, 128, 256, 16, 4, 64, 2, kPackGqa | kQInRegisters | kScheduled | kSplitWarps, "", 0, 128, 128},
+    {3, DType::f16, 64, 32, 32, 2, 32, 2, kPacked | kCausal | kUnaligned | kTwoBodies, "window_sink", 0, 64, 1},
+    {64, DType::f16, 48, 64, 16, 4, 64, 2, kCausal | kPackGqa | kOwnParts | kSplitWarps, "", 0, 2, 64},
+    {1, DType::bf16, 32, 32, 32, 1, 32, 1, kPackGqa | kScheduled, "", 0, 32, 0},
     {16, DType::bf16, 64, 64, 16, 4, 64, 3, kCausal | kPackGqa | kOwnParts | kSplitWarps},
     {8, DType::f16, 40, 64, 32, 2, 16, 1, kPacked | kCausal | kPackGqa | kOwnParts},
     {3, DType::f16, 24, 40, 32, 2, 16, 2, kOwnParts | kUnaligned},
@@ -205,9 +211,13 @@ const PagedKernel& paged_kernel(const std::string& choice, fa::plan::Family fami
 void set_storage(const KernelSpec& spec, fa::test::PagedCase& c) {
   if (const auto* const wide = std::get_if<fa::plan::Sm90WideForward>(&spec.own)) c.value_in_key = wide->value_in_key;
   if (spec.family() != fa::plan::Family::sm80) return;
-  constexpr std::optional<DType> kStored[] = {std::nullopt, DType::e4m3, DType::i8};
-  c.k_dtype = kStored[spec.as<fa::plan::Sm80Forward>().k_storage];
-  c.v_dtype = kStored[spec.as<fa::plan::Sm80Forward>().v_storage];
+  const auto dtype_of = [&](int storage) {
+    constexpr std::optional<DType> kStored[] = {std::nullopt, DType::e4m3, DType::i8};
+    if (fa::plan::is_u4(storage)) c.group_size = storage;
+    return fa::plan::is_u4(storage) ? std::optional(DType::u4x2) : kStored[storage];
+  };
+  c.k_dtype = dtype_of(spec.as<fa::plan::Sm80Forward>().k_storage);
+  c.v_dtype = dtype_of(spec.as<fa::plan::Sm80Forward>().v_storage);
   c.value_in_key = spec.as<fa::plan::Sm80Forward>().value_in_key;
 }
 
@@ -233,6 +243,10 @@ KernelSpec sm80_own_parts() {
   return to_kernel({8, DType::bf16, 64, 64, 32, 2, 32, 1, kPacked | kCausal | kOwnParts}).spec;
 }
 
+KernelSpec sm80_u4() {
+  return to_kernel({8, DType::bf16, 64, 64, 32, 2, 32, 1, kPacked | kCausal, "", 0, 32, 32}).spec;
+}
+
 KernelSpec sm80_scheduled_early() {
   KernelSpec spec = sm80_scheduled();
   spec.arch = {9, 0, 'a'};
@@ -244,6 +258,7 @@ std::vector<KernelSpec> all_paged_specs() {
   for (const PagedKernel& kernel : paged_kernels()) specs.push_back(kernel.spec);
   specs.push_back(sm80_scheduled());
   specs.push_back(sm80_own_parts());
+  specs.push_back(sm80_u4());
   specs.push_back(sm90_wide_scheduled());
   specs.push_back(sm80_scheduled_early());
   std::set<std::string> seen;

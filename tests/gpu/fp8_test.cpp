@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -53,9 +55,13 @@ bool is_hopper() {
 }
 
 struct Fp8Call {
-  explicit Fp8Call(const AttentionCase& c, bool scaled = false) : device(c) {
+  explicit Fp8Call(const AttentionCase& c, bool scaled = false, bool key_scales = false) : device(c) {
     if (!scaled) return;
     add_scales(c, device.host_inputs);
+    if (key_scales) {
+      add_key_scales(c, device.host_inputs);
+      add_value_scales(c, device.host_inputs);
+    }
     for (const HostTensor* scale :
          {&device.host_inputs.q_scale, &device.host_inputs.k_scale, &device.host_inputs.v_scale}) {
       scales.emplace_back(*scale);
@@ -85,7 +91,7 @@ struct Fp8Call {
 
   static TensorView of_heads(const DeviceTensor& scale) {
     TensorView view = scale.const_view();
-    view.rank = 2;
+    if (view.shape[2] == 1) view.rank = 2;
     return view;
   }
 
@@ -163,6 +169,44 @@ TEST_F(Fp8Forward, RowsWithoutKeysAreZero) {
   }
 }
 
+TEST_F(Fp8Forward, KeysHaveScalesOfTheirOwn) {
+  for (const std::int64_t d : {64, 96, 128, 192, 256}) {
+    for (const bool causal : {false, true}) {
+      Fp8Call call({.b = 2,
+                    .h_q = 4,
+                    .h_kv = 2,
+                    .s_q = 400,
+                    .s_kv = 733,
+                    .d_qk = d,
+                    .d_v = d,
+                    .dtype = d == 96 ? DType::e5m2 : DType::e4m3,
+                    .causal = causal},
+                   true, true);
+      AttentionConfig config = config_of(call.device.problem);
+      config.key_scales = config.value_scales = true;
+      EXPECT_LE(call.run(config).relative, kRelative) << "d " << d << (causal ? ", causal" : "");
+    }
+  }
+}
+
+/// Groups whose heads share no whole number of tiles.
+TEST_F(Fp8Forward, DecodesOfAnyGroup) {
+  for (const std::int64_t group : {3, 5, 7, 10}) {
+    for (const std::int64_t d : {64, 128, 256}) {
+      Fp8Call call({.b = 2,
+                    .h_q = 2 * group,
+                    .h_kv = 2,
+                    .s_q = 3,
+                    .s_kv = 900,
+                    .d_qk = d,
+                    .d_v = d,
+                    .dtype = DType::e4m3,
+                    .causal = true});
+      EXPECT_LE(call.run(config_of(call.device.problem)).relative, kRelative) << group << ", d " << d;
+    }
+  }
+}
+
 /// Of rows over so many keys.
 double error_of_long_rows(std::int64_t keys, const char* fields, bool positive) {
   AttentionCase c{.s_q = 128, .s_kv = keys, .d_qk = 128, .d_v = 128, .dtype = DType::e4m3};
@@ -193,6 +237,107 @@ TEST_F(Fp8Forward, LongRowsAreAsExactAsShortOnes) {
   EXPECT_LE(mean_of_long, std::max(1.1 * mean_of_short, 0.004));
   const double single = error_of_long_rows(1 << 17, "single_level=1", true);
   EXPECT_GE(single, 4 * mean_of_long) << "the tensor cores of this GPU keep more bits";
+}
+
+TEST_F(Fp8Forward, OutputsOfBytesMatchFloat64) {
+  for (const std::int64_t d : {64, 96, 128, 256}) {
+    for (const DType dtype : {DType::e4m3, DType::e5m2}) {
+      Fp8Call call({.b = 2,
+                    .h_q = 4,
+                    .h_kv = 2,
+                    .s_q = 500,
+                    .s_kv = 700,
+                    .d_qk = d,
+                    .d_v = d,
+                    .dtype = dtype,
+                    .o_dtype = DType::e4m3,
+                    .causal = d % 128 == 0});
+      const Fp8Error error = call.run(config_of(call.device.problem));
+      EXPECT_LE(error.relative, 0.06) << d;  // O is rounded to e4m3, besides P
+      EXPECT_LE(error.greatest, kGreatest + 0x1p-4) << d;
+    }
+  }
+}
+
+/// Sequences of a packed batch against the host's.
+TEST_F(Fp8Forward, PackedBatchesMatchTheHost) {
+  const std::vector<std::int32_t> cu{0, 700, 700, 701, 1900}, cu_keys{0, 900, 950, 1950, 1950 + 1199};
+  for (const std::int64_t d : {64, 128, 256}) {
+    for (const bool key_scales : {false, true}) {
+      const bool causal = key_scales == (d == 128);
+      AttentionCase c{.b = 1,
+                      .h_q = 4,
+                      .h_kv = 2,
+                      .s_q = cu.back(),
+                      .s_kv = cu_keys.back(),
+                      .d_qk = d,
+                      .d_v = d,
+                      .dtype = DType::e4m3,
+                      .causal = causal,
+                      .layout = Layout::bshd};
+      DeviceCase device(c);
+      AttentionInputs& inputs = device.host_inputs;
+      add_scales(c, inputs);
+      AttentionCase of_sequences = c;
+      of_sequences.b = 4;
+      AttentionInputs heads;
+      add_scales(of_sequences, heads);
+      if (key_scales) {
+        add_key_scales(c, heads);
+        add_value_scales(c, heads);
+      }
+      const DeviceTensor q_scale(inputs.q_scale), k_scale(heads.k_scale), v_scale(heads.v_scale);
+      const auto bytes_of = [](const std::vector<std::int32_t>& numbers) {
+        std::vector<std::byte> bytes(numbers.size() * 4);
+        std::memcpy(bytes.data(), numbers.data(), bytes.size());
+        return bytes;
+      };
+      const DeviceBuffer on_cu(bytes_of(cu)), on_keys(bytes_of(cu_keys));
+      const auto total = [](const TensorView& view) {
+        const std::array<std::int64_t, 3> shape{view.shape[2], view.shape[1], view.shape[3]};
+        const std::array<std::int64_t, 3> strides{view.strides[2], view.strides[1], view.strides[3]};
+        return TensorView(view.data, view.dtype, shape, strides);
+      };
+      const auto call = [&](const ForwardInputs& from, const ForwardOutputs& to, const std::int32_t* rows,
+                            const std::int32_t* keys, const TensorView(&scales)[3], const Device& where) {
+        AttentionConfig config = config_of(c);
+        config.varlen = true;
+        config.key_scales = config.value_scales = key_scales;
+        config.tune = TunePolicy::off;
+        config.host_f64 = true;
+        ForwardInputs in{total(from.q), total(from.k), total(from.v)};
+        in.sequences.b = 4;
+        in.sequences.cu_seqlens_q = rows;
+        in.sequences.cu_seqlens_kv = keys;
+        in.q_scale = scales[0];
+        in.q_scale.rank = 2;
+        in.q_scale.shape = {c.h_q, c.s_q};
+        in.q_scale.strides = {c.s_q, 1};
+        in.k_scale = scales[1];
+        in.v_scale = scales[2];
+        in.k_scale.rank = in.v_scale.rank = 2;
+        if (key_scales) {
+          for (TensorView* const scale : {&in.k_scale, &in.v_scale}) {
+            scale->shape = {c.h_kv, c.s_kv};
+            scale->strides = {c.s_kv, 1};
+          }
+        }
+        Attention::create(config, where)
+            .forward(in, {total(to.o), TensorView(to.lse.data, DType::f32, {c.h_q, c.s_q})});
+      };
+      call(device.inputs(), device.outputs(), static_cast<const std::int32_t*>(on_cu.data()),
+           static_cast<const std::int32_t*>(on_keys.data()),
+           {q_scale.const_view(), k_scale.const_view(), v_scale.const_view()}, Device::cuda(0));
+      driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+      device.o.read(device.host_outputs.o);
+      device.lse.read(device.host_outputs.lse);
+      AttentionOutputs expected = make_outputs(c);
+      call({inputs.q.view(), inputs.k.view(), inputs.v.view()}, {expected.o.view(), expected.lse.view()}, cu.data(),
+           cu_keys.data(), {inputs.q_scale.view(), heads.k_scale.view(), heads.v_scale.view()}, Device::host());
+      EXPECT_LE(error_of(device.host_outputs.o, expected.o).relative, kRelative) << d;
+      EXPECT_LE(lse_max_abs_error(std::as_const(device.host_outputs.lse).view(), expected.lse.view()), kLse) << d;
+    }
+  }
 }
 
 TEST_F(Fp8Forward, EveryTileMatchesFloat64) {

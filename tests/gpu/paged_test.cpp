@@ -100,6 +100,51 @@ TEST_P(RandomStored, MatchFloat64) {
 
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomStored, ::testing::Range(200u, 280u));
 
+/// K or V of 4 bits, beside others.
+PagedCase u4_case(std::uint32_t seed) {
+  PagedCase c = stored_case(seed);
+  std::mt19937 random(seed + 11);
+  AttentionCase& a = c.attention;
+  c.group_size = pick(random, std::array{32, 64, 128});
+  a.d_qk = (a.d_qk + c.group_size - 1) / c.group_size * c.group_size;
+  a.d_v = (a.d_v + c.group_size - 1) / c.group_size * c.group_size;
+  if (random() % 2 == 0) {
+    c.k_dtype = DType::u4x2;
+    if (random() % 2 == 0) c.v_dtype = DType::u4x2;
+  } else {
+    c.v_dtype = DType::u4x2;
+  }
+  return c;
+}
+
+class RandomU4 : public GpuTest, public ::testing::WithParamInterface<std::uint32_t> {};
+
+TEST_P(RandomU4, MatchFloat64) {
+  run(u4_case(GetParam()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomU4, ::testing::Range(300u, 380u));
+
+TEST_F(Paged, LongDecodesOverFourBits) {
+  for (const int group : {32, 64, 128}) {
+    for (const DType dtype : {DType::f16, DType::bf16}) {
+      for (const std::int64_t d : {128, 256}) {
+        PagedCase c;
+        c.attention.dtype = dtype;
+        c.attention.d_qk = c.attention.d_v = d;
+        c.attention.h_q = 8;
+        c.attention.h_kv = 2;
+        c.attention.causal = true;
+        c.keys = {5000, 1, 0, 900, 4096};
+        c.rows = {1, 1, 1, 1, 1};
+        c.k_dtype = c.v_dtype = DType::u4x2;
+        c.group_size = group;
+        run(c);
+      }
+    }
+  }
+}
+
 /// All requests decode, so that blocks share keys.
 TEST_F(Paged, LongDecodesOverEightBits) {
   for (const DType stored : {DType::e4m3, DType::i8}) {

@@ -23,20 +23,23 @@ def attention(device, dtype, **more):
     return capi.Attention(load(), 64, dtype, device=place(device), **more)
 
 
+@pytest.mark.parametrize("key_scales", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_codes_and_scales_are_those_of_pytorch(device, dtype, causal):
+def test_codes_and_scales_are_those_of_pytorch(device, dtype, causal, key_scales):
     torch.manual_seed(1)
     b, h_q, h_kv, s, d = 2, 4, 2, 70, 64
     codes = [torch.randn(b, h, s, d, device=device).to(getattr(torch, dtype)) for h in (h_q, h_kv, h_kv)]
     q_scale = torch.rand(b, h_q, s, device=device) + 0.5
     k_scale, v_scale = (torch.rand(b, h_kv, device=device) - 0.5 for _ in range(2))
+    if key_scales:
+        k_scale, v_scale = (torch.rand(b, h_kv, s, device=device) - 0.25 for _ in range(2))
     o = torch.empty(b, h_q, s, d, dtype=torch.float16, device=device)
     lse = torch.empty(b, h_q, s, device=device)
-    attention(device, dtype, o_dtype="float16", causal=causal).bind_forward(
+    attention(device, dtype, o_dtype="float16", causal=causal, key_scales=key_scales, value_scales=key_scales).bind_forward(
         *codes, o, lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)()
     q = codes[0].double() * q_scale.double()[..., None]
-    k, v = ((x.double() * scale.double()[:, :, None, None]).repeat_interleave(h_q // h_kv, 1)
+    k, v = ((x.double() * (scale.double() if scale.dim() == 3 else scale.double()[..., None])[..., None]).repeat_interleave(h_q // h_kv, 1)
             for x, scale in zip(codes[1:], (k_scale, v_scale)))
     scores = q @ k.transpose(-1, -2) / math.sqrt(d)
     if causal:

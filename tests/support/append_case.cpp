@@ -12,6 +12,8 @@
 #include <random>
 
 #include "reference/geometry.hpp"
+#include "reference/u4.hpp"
+#include "support/packed_codes.hpp"
 
 namespace fa::test {
 namespace {
@@ -59,6 +61,7 @@ AttentionConfig AppendCase::config() const {
   config.page_size = page_size;
   config.k_dtype = k_dtype;
   config.v_dtype = v_dtype;
+  config.group_size = group_size;
   return config;
 }
 
@@ -69,14 +72,14 @@ AppendShape AppendCase::shape() const {
 std::string to_string(const AppendCase& c) {
   return fmt::format(
       "{} h {}/{} d {}/{} page {} rows {} before {} {}{}{} slots {} positions {} + {} rotary {}{} base {} table {}{}{} "
-      "layout {} cache {}/{}{}{} seed {}",
+      "layout {} cache {}/{} group {}{}{}{} seed {}",
       to_string(c.dtype), c.h_q, c.h_kv, c.d_qk, c.d_v, c.page_size, fmt::join(c.rows, ","), fmt::join(c.before, ","),
       c.packed ? "packed" : "dense", c.padding != 0 ? " padded" : "", c.batch_index ? " indexed" : "",
       static_cast<int>(c.slots), static_cast<int>(c.positions), c.far, c.rotary_dims,
       c.interleaved ? " interleaved" : "", c.base, c.table ? to_string(*c.table) : "none",
       c.aligned ? "" : " unaligned", c.in_place ? " in place" : "", static_cast<int>(c.layout),
-      to_string(c.k_dtype.value_or(c.dtype)), to_string(c.v_dtype.value_or(c.dtype)),
-      c.scales_given ? " by given scales" : "", c.hostile ? " hostile" : "", c.seed);
+      to_string(c.k_dtype.value_or(c.dtype)), to_string(c.v_dtype.value_or(c.dtype)), c.group_size,
+      c.scales_given ? " by given scales" : "", c.extreme ? " extreme" : "", c.hostile ? " hostile" : "", c.seed);
 }
 
 void PrintTo(const AppendCase& c, std::ostream* out) {
@@ -127,12 +130,16 @@ AppendCase random_append_case(std::uint32_t seed, bool hostile) {
   if (c.rotary_dims > 0 && random() % 3 == 0) c.table = random() % 2 == 0 ? DType::f32 : c.dtype;
   c.aligned = random() % 4 != 0;
   if (c.dtype != DType::f32 && random() % 3 == 0) {
-    constexpr std::array<std::optional<DType>, 3> kStored{DType::e4m3, DType::i8, std::nullopt};
-    c.d_qk = (c.d_qk + 15) / 16 * 16;
-    c.d_v = (c.d_v + 15) / 16 * 16;
+    constexpr std::array<std::optional<DType>, 4> kStored{DType::e4m3, DType::i8, std::nullopt, DType::u4x2};
     c.k_dtype = pick(random, kStored);
     c.v_dtype = c.k_dtype ? pick(random, kStored) : std::optional(DType::e4m3);
+    const bool u4 = c.k_dtype == DType::u4x2 || c.v_dtype == DType::u4x2;
+    if (u4) c.group_size = pick(random, std::array{32, 32, 64, 128});
+    const std::int64_t granule = std::max(c.group_size, 16);
+    c.d_qk = (c.d_qk + granule - 1) / granule * granule;
+    c.d_v = (c.d_v + granule - 1) / granule * granule;
     c.scales_given = random() % 3 == 0;
+    c.extreme = u4 && c.rotary_dims == 0 && random() % 2 == 0;
   }
   draw_requests(c, seed + 1);
   return c;
@@ -163,10 +170,12 @@ void AppendData::add_tensor(AppendPart part, const char* name, At shape, std::ar
   views_[static_cast<std::size_t>(part)] = view;
   if (!fill) return;
   Random random(c_.seed * 31 + static_cast<std::uint32_t>(part));
+  const double greatest = c_.dtype == DType::f16 ? 65504 : 0x1.fep127;
   for_each_row(part, [&](std::size_t at_byte, std::size_t bytes) {
     TensorView row(buffer.bytes.data() + at_byte, view.dtype, {static_cast<std::int64_t>(bytes / size_of(view.dtype))});
     for (std::int64_t i = 0; i < row.shape[0]; ++i) {
-      reference::store_element(row, i, static_cast<double>(random() % 4096) / 1024.0 - 2.0);
+      const double usual = static_cast<double>(random() % 4096) / 1024.0 - 2.0;
+      reference::store_element(row, i, c_.extreme && i % 2 == 0 ? std::copysign(greatest, usual) : usual);
     }
   });
 }
@@ -247,12 +256,22 @@ void AppendData::add_requests() {
 
 void AppendData::add_cache() {
   const bool nhd = c_.layout != PoolLayout::hnd;
+  const auto columns = [](const std::optional<DType>& stored, std::int64_t d) {
+    return stored == DType::u4x2 ? d / 2 : d;
+  };
   const std::array<int, 4> order = nhd ? std::array<int, 4>{0, 2, 1, 3} : std::array<int, 4>{0, 1, 2, 3};
-  add_tensor(AppendPart::k_cache, "k_cache", {pages_, c_.h_kv, page_rows_, c_.d_qk}, order, true, c_.k_dtype);
-  add_tensor(AppendPart::v_cache, "v_cache", {pages_, c_.h_kv, page_rows_, c_.d_v}, order, true, c_.v_dtype);
+  add_tensor(AppendPart::k_cache, "k_cache", {pages_, c_.h_kv, page_rows_, columns(c_.k_dtype, c_.d_qk)}, order, true,
+             c_.k_dtype);
+  add_tensor(AppendPart::v_cache, "v_cache", {pages_, c_.h_kv, page_rows_, columns(c_.v_dtype, c_.d_v)}, order, true,
+             c_.v_dtype);
   at(AppendPart::k_cache).written = at(AppendPart::v_cache).written = true;
-  if (c_.k_dtype) add_scales(AppendPart::k_scale, "k_scale", order);
-  if (c_.v_dtype) add_scales(AppendPart::v_scale, "v_scale", order);
+  const auto scales = [&](AppendPart part, const char* name, const std::optional<DType>& stored, std::int64_t d) {
+    if (!stored) return;
+    if (*stored == DType::u4x2) return add_pairs(part, name, d, order);
+    add_scales(part, name, order);
+  };
+  scales(AppendPart::k_scale, "k_scale", c_.k_dtype, c_.d_qk);
+  scales(AppendPart::v_scale, "v_scale", c_.v_dtype, c_.d_v);
   if (c_.layout != PoolLayout::interleaved || c_.d_qk != c_.d_v || c_.k_dtype != c_.v_dtype) return;
   // One tensor [pages, 2, rows, h, d]: V's page is the other half of K's.
   TensorView& k = views_[static_cast<std::size_t>(AppendPart::k_cache)];
@@ -273,6 +292,21 @@ void AppendData::add_scales(AppendPart part, const char* name, std::array<int, 4
   for_each_row(part, [&](std::size_t at_byte, std::size_t) {
     const float scale = static_cast<float>(random() % 1000 + 1) / 16384.0F;
     std::memcpy(at(part).bytes.data() + at_byte, &scale, sizeof scale);
+  });
+}
+
+/// Scales and offsets, whose words are always aligned.
+void AppendData::add_pairs(AppendPart part, const char* name, std::int64_t columns, std::array<int, 4> order) {
+  const DType dtype = c_.dtype;
+  add_tensor(part, name, {pages_, c_.h_kv, page_rows_, 2 * columns / c_.group_size}, order, false, dtype);
+  at(part).written = !c_.scales_given;
+  Random random(c_.seed * 43 + static_cast<std::uint32_t>(part));
+  for_each_row(part, [&](std::size_t at_byte, std::size_t bytes) {
+    TensorView row(at(part).bytes.data() + at_byte, dtype, {static_cast<std::int64_t>(bytes / size_of(dtype))});
+    for (std::int64_t i = 0; i < row.shape[0]; i += 2) {
+      reference::store_element(row, i, static_cast<double>(random() % 1000 + 1) / 4096.0);
+      reference::store_element(row, i + 1, -static_cast<double>(random() % 1000) / 512.0);
+    }
   });
 }
 
@@ -352,7 +386,7 @@ AppendInputs AppendData::inputs(const std::array<void*, kAppendParts>& memory) c
                       tensor(AppendPart::v_cache)};
   const auto scales = [&](AppendPart part) {
     TensorView view = tensor(part);
-    if (!view.defined()) return view;
+    if (!view.defined() || size_of(view.dtype) == 2) return view;
     view.rank = 3;
     view.shape[3] = view.strides[3] = 0;
     return view;
@@ -477,10 +511,65 @@ std::string AppendData::compare_stored_row(AppendPart from, At source, AppendPar
   return {};
 }
 
+/// Holds the groups of a row of 4 bits to what they were made of: their scales and offsets, and each code.
+std::string AppendData::compare_u4_row(AppendPart from, At source, AppendPart to, At target, const Row& row,
+                                       const std::array<std::vector<std::byte>, kAppendParts>& after,
+                                       std::array<std::vector<std::byte>, kAppendParts>& expected) const {
+  const bool shared = to == AppendPart::v_cache && at(to).bytes.empty();
+  const auto memory = static_cast<std::size_t>(shared ? AppendPart::k_cache : to);
+  const AppendPart pairs = from == AppendPart::k ? AppendPart::k_scale : AppendPart::v_scale;
+  const auto of_pairs = static_cast<std::size_t>(pairs);
+  const std::int64_t d = views_[static_cast<std::size_t>(from)].shape[3];
+  const std::size_t start = offset(to, target);
+  std::memcpy(expected[memory].data() + start, after[memory].data() + start, static_cast<std::size_t>(d / 2));
+  for (std::int64_t first = 0; first < d; first += c_.group_size) {
+    double low = HUGE_VAL, high = -HUGE_VAL, computed = 0;
+    for (std::int64_t i = first; i < first + c_.group_size; ++i) {
+      const Wanted one = wanted(from, source, row, i);
+      low = std::min(low, one.value);
+      high = std::max(high, one.value);
+      computed = std::max(computed, one.computed);
+    }
+    At pair = target;
+    pair[3] = 2 * (first / c_.group_size);
+    const double scale = number(pairs, after[of_pairs], pair);
+    if (!c_.scales_given) {
+      std::memcpy(expected[of_pairs].data() + offset(pairs, pair), after[of_pairs].data() + offset(pairs, pair), 4);
+    }
+    ++pair[3];
+    const double zero = number(pairs, after[of_pairs], pair);
+    if (!c_.scales_given) {
+      const double offset_slack = computed + half_unit(c_.dtype, std::abs(low) + computed);
+      const double step = (high - zero) / 15;
+      if (!(std::abs(zero - low) <= offset_slack)) {
+        return fmt::format("the offset of [{}] at {} is {}, not {}", fmt::join(target, ", "), first, zero, low);
+      }
+      const double units = c_.extreme ? 2 : 1;  // rounded down where code 15 would be infinite
+      if (!(std::abs(scale - step) <=
+            computed + units * half_unit(c_.dtype, std::abs(step) + computed) + step * 0x1p-20)) {
+        return fmt::format("the scale of [{}] at {} is {}, not {}", fmt::join(target, ", "), first, scale, step);
+      }
+    }
+    for (std::int64_t i = first; i < first + c_.group_size; ++i) {
+      const double value = std::clamp(wanted(from, source, row, i).value, zero, zero + 15 * scale);
+      if (!c_.scales_given && !std::isfinite(reference::round_to(c_.dtype, zero + 15 * scale))) {
+        return fmt::format("code 15 of [{}] at {} is not finite", fmt::join(target, ", "), first);
+      }
+      const int code = packed_code(after[memory].data() + start, i);
+      const double allowed = computed + scale * (0.5 + 0x1p-16);
+      if (std::abs(code * scale + zero - value) <= allowed) continue;
+      return fmt::format("code {} of column {} of [{}] at position {} is {}, not {} +- {}", code, i,
+                         fmt::join(target, ", "), row.position, code * scale + zero, value, allowed);
+    }
+  }
+  return {};
+}
+
 /// Holds a row to what it was made of, and marks it in `expected` as seen.
 std::string AppendData::compare_row(AppendPart from, At source, AppendPart to, At target, const Row& row,
                                     const std::array<std::vector<std::byte>, kAppendParts>& after,
                                     std::array<std::vector<std::byte>, kAppendParts>& expected) const {
+  if (dtype_of(to) == DType::u4x2) return compare_u4_row(from, source, to, target, row, after, expected);
   if (size_of(dtype_of(to)) == 1) return compare_stored_row(from, source, to, target, row, after, expected);
   const bool shared = to == AppendPart::v_cache && at(to).bytes.empty();
   const auto memory = static_cast<std::size_t>(shared ? AppendPart::k_cache : to);

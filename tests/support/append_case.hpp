@@ -43,7 +43,9 @@ struct AppendCase {
   PoolLayout layout = PoolLayout::nhd;
   std::optional<DType> k_dtype = std::nullopt;  ///< what the cache's K is stored as
   std::optional<DType> v_dtype = std::nullopt;
+  int group_size = 0;  ///< of u4x2
   bool scales_given = false;
+  bool extreme = false;  ///< every other number of k and v is the greatest of the dtype, or the least
   bool hostile = false;  ///< some lengths, table entries, rows and slots do not fit
   std::uint32_t seed = 1;
 
@@ -134,6 +136,7 @@ class AppendData {
                   bool fill, std::optional<DType> stored = std::nullopt);
   void add_cache();
   void add_scales(AppendPart part, const char* name, std::array<int, 4> order);
+  void add_pairs(AppendPart part, const char* name, std::int64_t columns, std::array<int, 4> order);
   DType dtype_of(AppendPart part) const { return views_[static_cast<std::size_t>(part)].dtype; }
 
   /// What a column of a row is in float64, and by how much a kernel's may differ before it is rounded.
@@ -146,6 +149,10 @@ class AppendData {
                                  std::array<std::int64_t, 4> target, const Row& row,
                                  const std::array<std::vector<std::byte>, kAppendParts>& after,
                                  std::array<std::vector<std::byte>, kAppendParts>& expected) const;
+  std::string compare_u4_row(AppendPart from, std::array<std::int64_t, 4> source, AppendPart to,
+                             std::array<std::int64_t, 4> target, const Row& row,
+                             const std::array<std::vector<std::byte>, kAppendParts>& after,
+                             std::array<std::vector<std::byte>, kAppendParts>& expected) const;
   void add_requests();
   void add_slots();
   void add_rotary();

@@ -214,6 +214,7 @@ AttentionInputs make_inputs(const AttentionCase& c) {
 TensorView scale_of_heads(const HostTensor& scale, std::int64_t rows) {
   if (scale.bytes().empty()) return {};
   TensorView view = scale.view();
+  if (view.shape[2] != 1) return view;
   view.shape[2] = rows;
   view.strides[2] = 0;
   return view;
@@ -233,6 +234,28 @@ void add_scales(const AttentionCase& c, AttentionInputs& inputs) {
                  sign * (0.5 + static_cast<double>(engine() % 64) / 64));
     }
   }
+}
+
+namespace {
+
+HostTensor scales_of_keys(const AttentionCase& c, std::uint64_t seed) {
+  HostTensor scales(DType::f32, c.b, c.h_kv, c.s_kv);
+  std::mt19937_64 engine(seed);
+  for (std::int64_t i = 0; i < c.b * c.h_kv * c.s_kv; ++i) {
+    const double magnitude = engine() % 16 == 0 ? 0 : 0.25 + static_cast<double>(engine() % 64) / 32;
+    scales.set(i / c.s_kv / c.h_kv, i / c.s_kv % c.h_kv, i % c.s_kv, 0, engine() % 4 == 0 ? -magnitude : magnitude);
+  }
+  return scales;
+}
+
+}  // namespace
+
+void add_key_scales(const AttentionCase& c, AttentionInputs& inputs) {
+  inputs.k_scale = scales_of_keys(c, c.seed + 77);
+}
+
+void add_value_scales(const AttentionCase& c, AttentionInputs& inputs) {
+  inputs.v_scale = scales_of_keys(c, c.seed + 78);
 }
 
 AttentionOutputs make_outputs(const AttentionCase& c) {

@@ -92,11 +92,14 @@ struct AttentionInputs {
   HostTensor v_scale = {};
 };
 
-/// A scale of each head as one of each row; undefined where there are none.
+/// A scale of each head as one of each row; scales of rows as they are; undefined where there are none.
 TensorView scale_of_heads(const HostTensor& scale, std::int64_t rows);
 
 /// Adds scales of rows of q, and of heads of k and v, some of them negative.
 void add_scales(const AttentionCase& c, AttentionInputs& inputs);
+/// Gives each key a scale of its own, for its row of k or of v, some of them negative or 0.
+void add_key_scales(const AttentionCase& c, AttentionInputs& inputs);
+void add_value_scales(const AttentionCase& c, AttentionInputs& inputs);
 
 struct AttentionOutputs {
   HostTensor o;    ///< [b, h_q, s_q, d_v]

@@ -9,6 +9,7 @@
 
 #include "reference/geometry.hpp"
 #include "reference/paged.hpp"
+#include "support/packed_codes.hpp"
 
 namespace fa::test {
 namespace {
@@ -76,6 +77,43 @@ HostTensor store(HostTensor& pool, DType dtype, Layout layout) {
   return scales;
 }
 
+/// Stores a pool in 4 bits; scales and offsets of groups of columns, by their least and greatest numbers.
+HostTensor store_u4(HostTensor& pool, int group, Layout layout) {
+  const TensorView view = pool.view();
+  const std::int64_t d = view.shape[3];
+  HostTensor stored(DType::u4x2, view.shape[0], view.shape[1], view.shape[2], d / 2, layout);
+  HostTensor scales(view.dtype, view.shape[0], view.shape[1], view.shape[2], 2 * d / group, layout);
+  const TensorView codes = stored.view();
+  for (std::int64_t page = 0; page < view.shape[0]; ++page) {
+    for (std::int64_t h = 0; h < view.shape[1]; ++h) {
+      for (std::int64_t row = 0; row < view.shape[2]; ++row) {
+        auto* const bytes = static_cast<std::byte*>(codes.data) + reference::row_offset(codes, page, h, row);
+        for (std::int64_t first = 0; first < d; first += group) {
+          double low = HUGE_VAL, high = -HUGE_VAL;
+          for (std::int64_t i = first; i < first + group; ++i) {
+            low = std::min(low, pool.at(page, h, row, i));
+            high = std::max(high, pool.at(page, h, row, i));
+          }
+          const std::int64_t at = 2 * (first / group);
+          scales.set(page, h, row, at, (high - low) / 15);
+          scales.set(page, h, row, at + 1, low);
+          const double scale = scales.at(page, h, row, at);
+          for (std::int64_t i = first; i < first + group; ++i) {
+            const double steps = scale == 0 ? 0 : (pool.at(page, h, row, i) - low) / scale;
+            set_packed_code(bytes, i, static_cast<int>(std::clamp(std::nearbyint(steps), 0.0, 15.0)));
+          }
+        }
+      }
+    }
+  }
+  pool = std::move(stored);
+  return scales;
+}
+
+HostTensor store_as(HostTensor& pool, DType dtype, int group, Layout layout) {
+  return dtype == DType::u4x2 ? store_u4(pool, group, layout) : store(pool, dtype, layout);
+}
+
 /// Fills in the table, and which rows of the pool it leads to. Returns how many pages there are.
 std::int64_t fill_table(const PagedCase& c, std::mt19937_64& engine, PagedData& data) {
   std::int64_t pages = kSparePages;
@@ -138,6 +176,7 @@ VariantCase variant_of(const PagedCase& c) {
   if (c.value_in_key) variant.config.value_in_key = variant.config.head_dim_v;
   variant.config.k_dtype = c.k_dtype;
   variant.config.v_dtype = c.v_dtype;
+  variant.config.group_size = c.group_size;
   return variant;
 }
 
@@ -219,8 +258,8 @@ PagedData make_data(const PagedCase& c) {
   AttentionInputs pool = make_inputs(of_pool);
   data.k = std::move(pool.k);
   data.v = std::move(pool.v);
-  if (c.k_dtype) data.k_scale = store(data.k, *c.k_dtype, of_pool.layout);
-  if (c.v_dtype) data.v_scale = store(data.v, *c.v_dtype, of_pool.layout);
+  if (c.k_dtype) data.k_scale = store_as(data.k, *c.k_dtype, c.group_size, of_pool.layout);
+  if (c.v_dtype) data.v_scale = store_as(data.v, *c.v_dtype, c.group_size, of_pool.layout);
   for (std::size_t i = 0; i < data.needed.size(); ++i) {
     if (data.needed[i]) continue;
     const auto row = static_cast<std::int64_t>(i);

@@ -28,6 +28,7 @@ struct PagedCase {
   bool value_in_key = false;  ///< V is the first d_v columns of K
   std::optional<DType> k_dtype = std::nullopt;  ///< what the pool of K is stored as
   std::optional<DType> v_dtype = std::nullopt;
+  int group_size = 0;  ///< of u4x2
   std::int64_t b() const { return static_cast<std::int64_t>(keys.size()); }
 };
 void PrintTo(const PagedCase& c, std::ostream* out);
@@ -42,9 +43,9 @@ VariantCase variant_of(const PagedCase& c);
 /// are more than the table names. Rows of the pool that no row of q sees hold NaN, and the table's entries for pages
 /// without others lead out of the pool.
 struct PagedData {
-  HostTensor q;                                                 ///< [b, h_q, s_q, d_qk], or [1, h_q, total_q, d_qk]
-  HostTensor k, v;                                              ///< [pages, h_kv, page_size, d]
-  HostTensor k_scale, v_scale;                                  ///< [pages, h_kv, page_size], of pools of 8 bits
+  HostTensor q;                 ///< [b, h_q, s_q, d_qk], or [1, h_q, total_q, d_qk]
+  HostTensor k, v;              ///< [pages, h_kv, page_size, d]
+  HostTensor k_scale, v_scale;  ///< [pages, h_kv, page_size], of 4 bits [.., 2 * groups]
   std::vector<std::int32_t> cu_q, used_kv, begin, batch_index;  ///< not given where empty
   std::vector<std::int32_t> table;                              ///< [rows, max_pages]
   std::int64_t table_rows = 0;

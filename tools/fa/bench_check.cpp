@@ -1,6 +1,7 @@
 // What proves the answer of a problem that is timed: bench_problem.hpp.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <deque>
 #include <limits>
@@ -69,6 +70,14 @@ double greatest_difference(const TensorView& view, const std::vector<double>& ex
 TensorView one_scale(const float* scale) {
   TensorView view(scale, DType::f32, {1, 1, 1});
   view.strides = {};
+  return view;
+}
+
+/// The scale and the offset of rows of 4 bits that all have the same.
+TensorView one_pair(DType dtype, std::array<std::byte, 4>* memory) {
+  for (std::size_t i = 0; i < 2; ++i) store_element(memory->data(), dtype, i, kPairOfBlock[i]);
+  TensorView view(static_cast<const void*>(memory->data()), dtype, {1, 1, 1, 2});
+  view.strides = {0, 0, 0, 1};
   return view;
 }
 
@@ -179,8 +188,12 @@ double BenchTensors::check_forward() const {
   }
   const float k_scale = problem_.k_dtype ? scale_of_block(*problem_.k_dtype) : 1;
   const float v_scale = problem_.v_dtype ? scale_of_block(*problem_.v_dtype) : 1;
-  if (problem_.k_dtype) args.k_scale = one_scale(&k_scale);
-  if (problem_.v_dtype) args.v_scale = one_scale(&v_scale);
+  std::array<std::byte, 4> pair{};
+  const auto scales = [&](const std::optional<DType>& stored, const float* scale) {
+    return *stored == DType::u4x2 ? one_pair(problem_.dtype, &pair) : one_scale(scale);
+  };
+  if (problem_.k_dtype) args.k_scale = scales(problem_.k_dtype, &k_scale);
+  if (problem_.v_dtype) args.v_scale = scales(problem_.v_dtype, &v_scale);
   args.dropout = mask(problem_, 1, first, 0);
   args.o = TensorView(expected.data(), DType::f64, {1, 1, result.shape[2], result.shape[3]});
   args.scale = 1 / std::sqrt(static_cast<double>(problem_.d_qk));
@@ -189,8 +202,9 @@ double BenchTensors::check_forward() const {
   std::vector<expression::CapturedView> views;
   args.variant = variant_args(&views, 1, first, 0);
   reference::forward(args);
+  const double most = problem_.v_dtype == DType::u4x2 ? -kPairOfBlock[1] : greatest_magnitude(args.v);
   return greatest_difference(result, expected) /
-         (variant_slack() * output_tolerance(problem_.dtype) * greatest_magnitude(args.v) * args.dropout.scale());
+         (variant_slack() * output_tolerance(problem_.dtype) * most * args.dropout.scale());
 }
 
 double BenchTensors::check_backward() const {

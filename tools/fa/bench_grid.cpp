@@ -94,6 +94,9 @@ BenchProblem decode_of(const BenchGrid& options, DType dtype, int d, int s_q, st
   problem.page_size = page_size;
   problem.k_dtype = options.k_dtype;
   problem.v_dtype = options.v_dtype;
+  problem.group_size = options.group_size;
+  problem.key_scales = options.key_scales;
+  problem.value_scales = options.value_scales;
   problem.invariance = options.invariance;
   AttentionShape& shape = problem.shape;
   shape.b = static_cast<std::int64_t>(keys.size());
@@ -229,6 +232,9 @@ std::vector<BenchProblem> make_grid(const BenchGrid& options) {
     problem.shape.gradients = options.gradients;
     problem.k_dtype = options.k_dtype;
     problem.v_dtype = options.v_dtype;
+    problem.group_size = options.group_size;
+    problem.key_scales = options.key_scales;
+    problem.value_scales = options.value_scales;
     problem.invariance = options.invariance;
     if (options.packed.varlen) pack(&problem);
     place(options, &problem);
@@ -293,7 +299,8 @@ void add_grid_options(CLI::App& command, BenchGrid* options, bool bench) {
                                     {"mla", Operation::mla}};
   add_choice(command, "--op", &options->op, bench ? of_bench : operations, "What to time")->group(group);
   if (bench) {
-    add_stored_options(command, &options->k_dtype, &options->v_dtype);
+    add_stored_options(command, &options->k_dtype, &options->v_dtype, &options->group_size);
+    add_key_scales_options(command, &options->key_scales, &options->value_scales);
     command
         .add_option("--page-size", options->page_sizes,
                     "k and v in pages of so many keys, a list; 0: not in pages (default: 0; append 0,16; decode "

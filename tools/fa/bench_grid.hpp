@@ -32,6 +32,9 @@ struct BenchGrid {
   std::vector<int> seqs_kv;                     ///< empty: as seqs, of decode 1k to 128k
   std::optional<DType> k_dtype = std::nullopt;  ///< of forward and decode: what K is stored as
   std::optional<DType> v_dtype = std::nullopt;
+  int group_size = 0;       ///< of u4x2
+  bool key_scales = false;  ///< of 8-bit floats
+  bool value_scales = false;
   std::vector<std::int64_t> page_sizes;  ///< empty: 0, of append 0 and 16, of decode 0, 16 and 64
   std::string lengths;                   ///< of decode, as --lengths has it
   std::vector<bool> causal{false, true};

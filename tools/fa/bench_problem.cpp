@@ -29,11 +29,24 @@ std::size_t kv_rows(const BenchProblem& problem) {
 
 std::size_t row_bytes(const BenchProblem& problem, std::int64_t heads, int head_dim,
                       const std::optional<DType>& stored = std::nullopt) {
-  return static_cast<std::size_t>(heads * head_dim) * size_of(stored.value_or(problem.dtype));
+  const std::int64_t columns = stored == DType::u4x2 ? head_dim / 2 : head_dim;
+  return static_cast<std::size_t>(heads * columns) * size_of(stored.value_or(problem.dtype));
 }
 
-std::size_t scale_bytes(const BenchProblem& problem, const std::optional<DType>& stored) {
-  return stored ? kv_rows(problem) * static_cast<std::size_t>(problem.shape.h_kv) * sizeof(float) : 0;
+/// Bytes of a row's scale, or of its groups' scales and offsets.
+std::size_t scale_bytes_of_row(const BenchProblem& problem, const std::optional<DType>& stored, int head_dim) {
+  if (!stored) return 0;
+  const int group = problem.group_size != 0 ? problem.group_size : 32;
+  return *stored == DType::u4x2 ? static_cast<std::size_t>(head_dim / group * 4) : sizeof(float);
+}
+
+std::size_t scale_bytes(const BenchProblem& problem, const std::optional<DType>& stored, int head_dim) {
+  return kv_rows(problem) * static_cast<std::size_t>(problem.shape.h_kv) *
+         scale_bytes_of_row(problem, stored, head_dim);
+}
+
+std::size_t key_scale_bytes(const BenchProblem& problem) {
+  return kv_rows(problem) * static_cast<std::size_t>(problem.shape.h_kv) * sizeof(float);
 }
 
 /// A tensor laid out like another in other memory.
@@ -108,6 +121,9 @@ AttentionConfig BenchProblem::config(const KernelOverride& kernel) const {
   if (value_in_key) config.value_in_key = d_v;
   config.k_dtype = k_dtype;
   config.v_dtype = v_dtype;
+  config.group_size = group_size;
+  config.key_scales = key_scales;
+  config.value_scales = value_scales;
   if (op != Operation::append && op != Operation::merge) config.invariance = invariance;
   (op == Operation::backward ? config.kernel_backward : config.kernel) = if_given(kernel);
   return config;
@@ -129,6 +145,7 @@ std::string BenchProblem::text() const {
                      stored("k_dtype", k_dtype), stored("v_dtype", v_dtype),
                      invariance == Invariance::none ? "" : fmt::format(" invariance={}", to_string(invariance)),
                      variant_text() == "plain" ? "" : " " + variant_text(), gradients) +
+         (key_scales ? " key_scales" : "") + (value_scales ? " value_scales" : "") +
          (place ? fmt::format(" at={}x{}", place->q, place->kv) : "") +
          (max_multiprocessors != 0 ? fmt::format(" multiprocessors={}", max_multiprocessors) : "");
 }
@@ -182,9 +199,10 @@ std::int64_t BenchProblem::pages() const {
 
 double BenchProblem::bytes() const {
   const auto element = [&](const std::optional<DType>& stored) {
-    return static_cast<double>(size_of(stored.value_or(dtype)));
+    return static_cast<double>(size_of(stored.value_or(dtype))) / (stored == DType::u4x2 ? 2 : 1);
   };
-  const double scales = static_cast<double>(sizeof(float)) * ((k_dtype ? 1 : 0) + (v_dtype ? 1 : 0));
+  const auto scales =
+      static_cast<double>(scale_bytes_of_row(*this, k_dtype, d_qk) + scale_bytes_of_row(*this, v_dtype, d_v));
   double keys = 0, rows = 0;
   for (const std::int64_t length : lengths_kv()) keys += static_cast<double>(length * shape.h_kv);
   for (const std::int64_t length : lengths_q()) rows += static_cast<double>(length * shape.h_q);
@@ -208,6 +226,10 @@ std::vector<std::byte> normal_block(DType dtype, std::uint64_t seed) {
   std::vector<std::byte> block(kBlockElements * size_of(dtype));
   const double scale = scale_of_block(dtype);
   for (std::size_t i = 0; i < kBlockElements; ++i) {
+    if (dtype == DType::u4x2) {
+      block[i] = static_cast<std::byte>(generator());
+      continue;
+    }
     store_element(block.data(), dtype, i, normal(generator) / scale);
   }
   return block;
@@ -229,8 +251,10 @@ BenchTensors::BenchTensors(const BenchProblem& problem, int sets)
          row_bytes(problem, problem.shape.h_kv, problem.d_qk, problem.k_dtype)),
       v_(static_cast<std::size_t>(sets) * kv_rows(problem) *
          row_bytes(problem, problem.shape.h_kv, problem.d_v, problem.v_dtype)),
-      k_scale_(static_cast<std::size_t>(sets) * scale_bytes(problem, problem.k_dtype)),
-      v_scale_(static_cast<std::size_t>(sets) * scale_bytes(problem, problem.v_dtype)),
+      k_scale_(static_cast<std::size_t>(sets) *
+               (problem.key_scales ? key_scale_bytes(problem) : scale_bytes(problem, problem.k_dtype, problem.d_qk))),
+      v_scale_(static_cast<std::size_t>(sets) *
+               (problem.value_scales ? key_scale_bytes(problem) : scale_bytes(problem, problem.v_dtype, problem.d_v))),
       o_(static_cast<std::size_t>(sets) * q_rows(problem) *
          row_bytes(problem, problem.shape.h_q, problem.d_v, problem.o_dtype())),
       lse_(static_cast<std::size_t>(sets) * q_rows(problem) * static_cast<std::size_t>(problem.shape.h_q) *
@@ -253,8 +277,19 @@ BenchTensors::BenchTensors(const BenchProblem& problem, int sets)
   }
   for (const auto& [buffer, stored] : {std::pair{&k_scale_, problem.k_dtype}, std::pair{&v_scale_, problem.v_dtype}}) {
     if (!stored) continue;
+    if (*stored == DType::u4x2) {
+      std::array<std::byte, 4> pair{};
+      for (std::size_t i = 0; i < 2; ++i) store_element(pair.data(), problem.dtype, i, kPairOfBlock[i]);
+      buffer->tile(pair.data(), pair.size());
+      continue;
+    }
     const float scale = scale_of_block(*stored);
     buffer->tile(&scale, sizeof scale);
+  }
+  for (const auto& [buffer, of_keys] :
+       {std::pair{&k_scale_, problem.key_scales}, std::pair{&v_scale_, problem.value_scales}}) {
+    const float one = 1;
+    if (of_keys) buffer->tile(&one, sizeof one);
   }
   if (!sink_.empty()) device_sink_.upload(sink_.data(), sink_.size() * sizeof(float));
   add_captures();
@@ -357,6 +392,7 @@ TensorView BenchTensors::keys_view(const DeviceBuffer& buffer, int set, int head
                                    const std::optional<DType>& stored) const {
   const AttentionShape& shape = problem_.shape;
   const DType dtype = stored.value_or(problem_.dtype);
+  if (stored == DType::u4x2) head_dim /= 2;
   if (problem_.page_size == 0) {
     TensorView keys = view(buffer, set, shape.h_kv, problem_.packed.varlen ? shape.total_kv : shape.s_kv, head_dim);
     keys.dtype = dtype;
@@ -370,6 +406,14 @@ TensorView BenchTensors::keys_view(const DeviceBuffer& buffer, int set, int head
 
 TensorView BenchTensors::scales_view(const DeviceBuffer& buffer, int set, const TensorView& keys) const {
   if (buffer.size() == 0) return {};
+  if (size_of(problem_.dtype) == 1 && problem_.packed.varlen) {
+    return TensorView(static_cast<void*>(of_set(buffer, set)), DType::f32, {keys.shape[1], keys.shape[0]});
+  }
+  if (keys.dtype == DType::u4x2) {
+    const std::int64_t pairs = 2 * keys.shape[3] / (problem_.group_size != 0 ? problem_.group_size : 32);
+    return TensorView(static_cast<void*>(of_set(buffer, set)), problem_.dtype,
+                      {keys.shape[0], keys.shape[1], keys.shape[2], 2 * pairs});
+  }
   return TensorView(static_cast<void*>(of_set(buffer, set)), DType::f32, {keys.shape[0], keys.shape[1], keys.shape[2]});
 }
 

@@ -1,6 +1,7 @@
 #ifndef FA_TOOLS_FA_BENCH_PROBLEM_HPP_
 #define FA_TOOLS_FA_BENCH_PROBLEM_HPP_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -59,6 +60,9 @@ struct BenchProblem {
   bool value_in_key = false;                    ///< V is the first d_v columns of K
   std::optional<DType> k_dtype = std::nullopt;  ///< of forward: what K is stored as, with a scale a row
   std::optional<DType> v_dtype = std::nullopt;
+  int group_size = 0;       ///< of u4x2; 0: 32
+  bool key_scales = false;  ///< of 8-bit floats: scales of 1
+  bool value_scales = false;
   std::optional<ShardPlace> place = std::nullopt;  ///< with the sizes of the whole
   int max_multiprocessors = 0;
 
@@ -94,6 +98,8 @@ std::vector<std::byte> normal_block(DType dtype, std::uint64_t seed);
 
 /// What elements of normal_block are times of: 1 but for i8.
 float scale_of_block(DType dtype);
+/// What a code of u4x2 stands for there: scale and offset.
+inline constexpr std::array<double, 2> kPairOfBlock{0.375, -2.8125};
 
 /// The tensors of one problem on a GPU, as often as `sets` says: a call over another set finds nothing in caches.
 class BenchTensors {

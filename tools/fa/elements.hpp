@@ -34,6 +34,8 @@ inline double load_element(const void* data, DType dtype, std::size_t index) {
       return read(std::int8_t{});
     case DType::e5m2:
       return reference::decode_e5m2(read(std::uint8_t{}));
+    case DType::u4x2:  // two codes
+      return read(std::uint8_t{});
   }
   return 0;
 }
@@ -60,6 +62,8 @@ inline void store_element(void* data, DType dtype, std::size_t index, double val
       return write(reference::encode_i8(value));
     case DType::e5m2:
       return write(reference::encode_e5m2(value));
+    case DType::u4x2:
+      return write(static_cast<std::uint8_t>(value));
   }
 }
 

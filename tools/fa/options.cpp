@@ -17,7 +17,9 @@
 namespace fa::cli {
 namespace {
 
-const Choices<DType> kStoredDTypes{{"e4m3", DType::e4m3, {"fp8", "float8_e4m3fn"}}, {"i8", DType::i8, {"int8"}}};
+const Choices<DType> kStoredDTypes{{"e4m3", DType::e4m3, {"fp8", "float8_e4m3fn"}},
+                                   {"i8", DType::i8, {"int8"}},
+                                   {"u4x2", DType::u4x2, {"int4", "u4"}}};
 const Choices<DType> kDTypes{
     {"f16", DType::f16, {"fp16", "float16", "half"}},  {"bf16", DType::bf16, {"bfloat16"}},
     {"f32", DType::f32, {"fp32", "float32", "float"}}, {"f64", DType::f64, {"fp64", "float64", "double"}},
@@ -209,9 +211,21 @@ void add_causal_align_option(CLI::App& command, CausalAlign* align) {
   add_choice(command, "--causal-align", align, kCausalAligns, "Diagonal of the causal mask when s_q != s_kv");
 }
 
-void add_stored_options(CLI::App& command, std::optional<DType>* k_dtype, std::optional<DType>* v_dtype) {
+void add_stored_options(CLI::App& command, std::optional<DType>* k_dtype, std::optional<DType>* v_dtype,
+                        int* group_size) {
   add_choice(command, "--k-dtype", k_dtype, kStoredDTypes, "What K of a cache is stored as, with a scale a row");
   add_choice(command, "--v-dtype", v_dtype, kStoredDTypes, "What V of a cache is stored as");
+  command.add_option("--group-size", *group_size, "Of u4x2: columns that share a scale and an offset (default: 32)");
+}
+
+void add_o_dtype_option(CLI::App& command, std::optional<DType>* o_dtype) {
+  const Choices<DType> choices{{"bf16", DType::bf16}, {"f16", DType::f16}, {"e4m3", DType::e4m3}};
+  add_choice(command, "--o-dtype", o_dtype, choices, "Of 8-bit floats: what o is of (default: bf16)");
+}
+
+void add_key_scales_options(CLI::App& command, bool* key_scales, bool* value_scales) {
+  command.add_flag("--key-scales", *key_scales, "Of 8-bit floats: each key has a scale for its row of K");
+  command.add_flag("--value-scales", *value_scales, "Likewise for its row of V");
 }
 
 void add_invariance_option(CLI::App& command, Invariance* invariance) {

@@ -45,7 +45,10 @@ void add_packed_options(CLI::App& command, PackedOptions* packed, bool varlen = 
 void add_causal_align_option(CLI::App& command, CausalAlign* align);
 
 /// Adds --k-dtype and --v-dtype.
-void add_stored_options(CLI::App& command, std::optional<DType>* k_dtype, std::optional<DType>* v_dtype);
+void add_stored_options(CLI::App& command, std::optional<DType>* k_dtype, std::optional<DType>* v_dtype,
+                        int* group_size);
+void add_o_dtype_option(CLI::App& command, std::optional<DType>* o_dtype);
+void add_key_scales_options(CLI::App& command, bool* key_scales, bool* value_scales);
 /// Adds --invariance.
 void add_invariance_option(CLI::App& command, Invariance* invariance);
 /// Adds --outputs all|dq|dkdv|...: the outputs that a backward call has.

@@ -34,6 +34,10 @@ AttentionConfig config_of(const PlanOptions& options, const PlanPoint& point) {
   config.value_in_key = options.value_in_key;
   config.k_dtype = options.k_dtype;
   config.v_dtype = options.v_dtype;
+  config.group_size = options.group_size;
+  config.o_dtype = options.o_dtype;
+  config.key_scales = options.key_scales;
+  config.value_scales = options.value_scales;
   config.invariance = options.invariance;
   apply(options.variant, &config);
   config.deterministic = options.deterministic;
@@ -80,7 +84,9 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
   command.add_option("--page-size", options->page_size, "Keys of a page that k and v are in; 0: none")->group(group);
   command.add_option("--value-in-key", options->value_in_key, "V is the first so many columns of K; 0: of its own")
       ->group(group);
-  add_stored_options(command, &options->k_dtype, &options->v_dtype);
+  add_stored_options(command, &options->k_dtype, &options->v_dtype, &options->group_size);
+  add_o_dtype_option(command, &options->o_dtype);
+  add_key_scales_options(command, &options->key_scales, &options->value_scales);
   command.add_flag("--accumulate", options->accumulate, "Forward: add to the state that o and lse hold")->group(group);
   command.add_flag("--placed", options->shape.placed, "Calls have places in larger attentions")->group(group);
   command.add_flag("--strided", options->shape.strided, "With steps between rows, or keys")->group(group);

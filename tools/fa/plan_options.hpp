@@ -33,6 +33,10 @@ struct PlanOptions {
   std::int64_t page_size = 0;
   std::optional<DType> k_dtype = std::nullopt;
   std::optional<DType> v_dtype = std::nullopt;
+  int group_size = 0;
+  std::optional<DType> o_dtype = std::nullopt;  ///< of 8-bit floats
+  bool key_scales = false;                      ///< likewise
+  bool value_scales = false;
   bool accumulate = false;
   int value_in_key = 0;
   Invariance invariance = Invariance::none;

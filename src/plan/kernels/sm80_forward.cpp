@@ -58,7 +58,9 @@ constexpr Field kFields[] = {
         .when_set()
         .as("kSplitWarps", "share rows, each with its own keys")
         .open("Warps share the query rows, each with keys of its own"),
-    field<&Sm80Forward::k_storage>("k_storage").when_above_0().as("kKeyStorage", "1: e4m3, 2: i8"),
+    field<&Sm80Forward::k_storage>("k_storage")
+        .when_above_0()
+        .as("kKeyStorage", "1: e4m3, 2: i8, else: 4 bits, in groups of so many columns"),
     field<&Sm80Forward::v_storage>("v_storage").when_above_0().as("kValueStorage", "likewise"),
     derived("kOverlaps", overlaps_others, "with the kernel before it"),
     field<&SpecHead::accumulate>("accumulate").when_set().as("kAccumulate", "to what o and lse hold"),

@@ -7,9 +7,21 @@ namespace fa::plan {
 
 struct Kernel;
 
-/// How kernels number what K and V may be stored as (templates/common/stored.cuh): 0 as the queries.
-constexpr int storage_of(DType dtype) noexcept {
-  return dtype == DType::e4m3 ? 1 : dtype == DType::i8 ? 2 : 0;
+/// How kernels number what K and V may be stored as (templates/common/stored.cuh): 0 as the queries; u4x2 by the
+/// columns of a group.
+constexpr int storage_of(DType dtype, int group_size) noexcept {
+  return dtype == DType::e4m3 ? 1 : dtype == DType::i8 ? 2 : dtype == DType::u4x2 ? group_size : 0;
+}
+/// Whether a number of storage_of is one of 4 bits.
+constexpr bool is_u4(int storage) noexcept {
+  return storage >= 32;
+}
+/// Bytes of a row of `columns` numbers of `element` bytes where they are not stored, and of its scales.
+constexpr int stored_row_bytes(int storage, int columns, int element) noexcept {
+  return is_u4(storage) ? columns / 2 : columns * (storage != 0 ? 1 : element);
+}
+constexpr int stored_scale_bytes(int storage, int columns) noexcept {
+  return is_u4(storage) ? columns / storage * 4 : 4;
 }
 
 /// What a spec of the mma.sync forward has besides its head. `warps_n` of the head: so many warps share their rows; 2

@@ -35,6 +35,9 @@ constexpr Field kFields[] = {
     field<&SpecHead::split>("split").as("kSplit"),
     launched("splits", "Thread blocks that share the keys of a query tile"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
+    field<&Sm90Fp8Forward::byte_output>("byte_output").when_set().as("kByteOutput", "O is e4m3"),
+    field<&Sm90Fp8Forward::key_scales>("key_scales").when_set().as("kKeyScales", "k_scale is of keys"),
+    field<&Sm90Fp8Forward::value_scales>("value_scales").when_set().as("kValueScales", "v_scale is of keys"),
     field<&SpecHead::bounded>("bounded").when_set().as("kBounded", "all blocks run at once"),
 };
 static_assert(is_complete<Sm90Fp8Forward>(kFields));

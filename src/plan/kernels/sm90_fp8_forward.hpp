@@ -13,6 +13,9 @@ struct Sm90Fp8Forward {
   bool ahead = false;         ///< scores of the next KV tile are made while O takes what this one adds
   bool single_level = false;  ///< the tensor cores add to O itself
   bool half_output = false;   ///< O is f16, else bf16
+  bool byte_output = false;   ///< O is e4m3
+  bool key_scales = false;    ///< each key has a scale for its row of K
+  bool value_scales = false;  ///< and for that of V
 
   static const Kernel& kernel() noexcept;
   friend bool operator==(const Sm90Fp8Forward&, const Sm90Fp8Forward&) = default;

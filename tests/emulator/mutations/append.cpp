@@ -143,6 +143,40 @@ std::vector<Mutation> append_mutations() {
             });
 }
 
+std::vector<Mutation> append_u4_mutations() {
+  AppendCase u4 = rotary(64);
+  u4.k_dtype = u4.v_dtype = DType::u4x2;
+  u4.group_size = 32;
+  AppendCase extreme = u4;
+  extreme.dtype = DType::f16;
+  extreme.rotary_dims = 0;
+  extreme.extreme = true;
+  return in("common/append_stored.cuh",
+            {
+                {"append_u4_of_half_a_group",
+                 "for (int mask = Stored::kGroup / kColumns / 2; mask > 0; mask /= 2) {\n        least",
+                 "for (int mask = Stored::kGroup / kColumns / 4; mask > 0; mask /= 2) {\n        least",
+                 u4,
+                 {}},
+                {"append_u4_codes_in_order", "<< (i % 2 * 16 + i / 2 * 4)", "<< 4 * i", u4, {}},
+                {"append_u4_with_the_offset_not_rounded",
+                 "offset = to_float(rounded_offset);",
+                 "offset = least + zero;",
+                 u4,
+                 {}},
+                {"append_u4_scale_of_sixteen_steps",
+                 "half_distance(most, offset) / 7.5f",
+                 "half_distance(most, offset) / 8.f",
+                 u4,
+                 {}},
+                {"append_u4_code_15_beyond_f16",
+                 "if (greatest == kInfinity) --scale.bits;",
+                 "if (greatest == 0.f) --scale.bits;",
+                 extreme,
+                 {}},
+            });
+}
+
 std::vector<Mutation> rotary_mutations() {
   return in(
       "common/rotary.cuh",

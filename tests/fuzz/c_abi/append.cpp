@@ -85,8 +85,17 @@ const fa_append_inputs* Arguments::append(const GivenConfig& config) {
   const std::int64_t page = std::clamp<std::int64_t>(config.seen.page_size, 0, 256);
   const std::int64_t pages = page > 0 ? random_.between(4, 6) : given.b + 1;
   const std::int64_t page_rows = page > 0 ? page : kPositions;
-  inputs.k_cache = tensor(dtype, {pages, given.h_kv, page_rows, given.d_qk}, Use::output, true);
-  inputs.v_cache = tensor(dtype, {pages, given.h_kv, page_rows, given.d_v}, Use::output, true);
+  const auto cache = [&](bool of_v) {
+    const Rows stored = stored_rows(config.seen, given, of_v);
+    return tensor(stored.dtype, {pages, given.h_kv, page_rows, stored.d}, Use::output, true);
+  };
+  inputs.k_cache = cache(false);
+  inputs.v_cache = cache(true);
+  const bool has_scales = config.seen.has_k_dtype != 0 || config.seen.has_v_dtype != 0;
+  inputs.scales_given = (has_scales && random_.one_in(3)) || bad();
+  const Use use = inputs.scales_given != 0 ? Use::input : Use::output;
+  inputs.k_scale = stored_scale(config.seen, given, false, pages, page_rows, use);
+  inputs.v_scale = stored_scale(config.seen, given, true, pages, page_rows, use);
   inputs.cache = paged_cache(config, b, page > 0 ? (kPositions + page - 1) / page : 1);
   if (packed != bad()) {
     std::vector<std::int32_t> cu{0};

@@ -158,20 +158,6 @@ void Arguments::set_cache(fa_config* config) {
   if (bad()) config->cache_packs = nullptr;
 }
 
-/// 8-bit floats, and without what these have not.
-void Arguments::set_fp8(fa_config* value) {
-  constexpr std::int32_t kHeadDims[] = {16, 16, 32, 64, 128, 256};
-  value->dtype = random_.one_in(2) ? FA_E4M3 : FA_E5M2;
-  value->head_dim = random_.pick(kHeadDims);
-  value->head_dim_v = random_.one_in(2) ? 0 : random_.pick(kHeadDims);
-  value->has_o_dtype = random_.one_in(2);
-  value->o_dtype = random_.one_in(2) ? FA_F16 : FA_BF16;
-  value->varlen = value->zero_padding = value->check_sequences = value->accumulate = value->invariance = 0;
-  value->page_size = 0;
-  value->dropout = 0;
-  value->kernel = nullptr;
-}
-
 GivenConfig Arguments::config(bool host) {
   GivenConfig given;
   // Every other configuration is sound, for the calls to get somewhere.
@@ -215,7 +201,11 @@ GivenConfig Arguments::config(bool host) {
     value.invariance = random_.one_in(2) ? FA_INVARIANCE_ROWS : FA_INVARIANCE_BATCH;
     value.kernel = nullptr;
   }
-  if (random_.one_in(8)) set_fp8(&value);
+  if (random_.one_in(8)) {
+    set_fp8(&value);
+  } else if (random_.one_in(8)) {
+    set_stored(&value);
+  }
   set_cache(&value);
   value.on_compile = [](void*, const fa_compile_event*) {};
   value.cache_keep_source = random_.one_in(8);
@@ -224,7 +214,9 @@ GivenConfig Arguments::config(bool host) {
         &value.causal,          &value.causal_align, &value.deterministic,   &value.compile,
         &value.host_f64,        &value.tune,         &value.varlen,          &value.zero_padding,
         &value.check_sequences, &value.sink,         &value.has_window_left, &value.has_window_right,
-        &value.accumulate,      &value.invariance,   &value.has_o_dtype,     &value.o_dtype}) {
+        &value.accumulate,      &value.invariance,   &value.has_o_dtype,     &value.o_dtype,
+        &value.has_k_dtype,     &value.k_dtype,      &value.has_v_dtype,     &value.v_dtype,
+        &value.group_size,      &value.key_scales,   &value.value_scales}) {
     spoil(field);
   }
   for (std::int64_t* const field : {&value.window_left, &value.window_right, &value.chunk, &value.page_size}) {
@@ -429,10 +421,9 @@ const fa_tensor* Arguments::heads_tensor(const GivenConfig& config, const Sizes&
   if (bad() && random_.one_in(3)) return nullptr;
   const std::int64_t heads = keys ? sizes.h_kv : sizes.h_q;
   const std::int64_t rows = keys ? sizes.s_kv : sizes.s_q;
-  const std::int64_t d = of_v ? sizes.d_v : sizes.d_qk;
-  const bool fp8 = config.seen.dtype == FA_E4M3 || config.seen.dtype == FA_E5M2;
   const std::int32_t of_o = config.seen.has_o_dtype != 0 ? config.seen.o_dtype : FA_BF16;
-  const std::int32_t dtype = fp8 && use == Use::output ? of_o : config.seen.dtype;
+  const std::int32_t own = is_fp8(config.seen) && use == Use::output ? of_o : config.seen.dtype;
+  const auto [dtype, d] = keys ? stored_rows(config.seen, sizes, of_v) : Rows{own, of_v ? sizes.d_v : sizes.d_qk};
   const std::int64_t page = config.seen.page_size;
   if (keys && page > 0 && page <= 256) {
     const std::int64_t pages = sizes.b * (rows / page + 1);
@@ -608,15 +599,7 @@ ForwardArguments Arguments::forward(const GivenConfig& config) {
   if (config.seen.page_size > 0 ? random_.one_in(4) : bad()) {
     inputs.prefixes = prefixes(config, given, &inputs.prefix_count);
   }
-  if (config.seen.dtype == FA_E4M3 || config.seen.dtype == FA_E5M2 || bad()) {
-    const auto scale = [&](std::int64_t heads) {
-      return random_.one_in(2) ? nullptr : tensor(FA_F32, {given.b, heads}, Use::input, false);
-    };
-    inputs.q_scale =
-        random_.one_in(2) ? tensor(FA_F32, {given.b, given.h_q, given.s_q}, Use::input, false) : scale(given.h_q);
-    inputs.k_scale = scale(given.h_kv);
-    inputs.v_scale = scale(given.h_kv);
-  }
+  set_scales(config, given, &inputs);
   fa_forward_outputs outputs{};
   outputs.o = heads_tensor(config, given, false, true, Use::output);
   if (random_.one_in(2)) outputs.lse = statistic(config, given, Use::output);

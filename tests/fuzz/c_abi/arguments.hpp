@@ -33,6 +33,14 @@ struct Sizes {
   bool heads = true;                      ///< false: tensors leave the axis of their one head out
 };
 
+/// What rows of K or V are in memory.
+struct Rows {
+  std::int32_t dtype;
+  std::int64_t d;
+};
+bool is_fp8(const fa_config& config);
+Rows stored_rows(const fa_config& config, const Sizes& sizes, bool of_v);
+
 struct ForwardArguments {
   const fa_forward_inputs* inputs = nullptr;
   const fa_forward_outputs* outputs = nullptr;
@@ -133,6 +141,10 @@ class Arguments {
   const fa_kernel_override* kernel_override();
   const fa_function* function(bool mask, bool host, std::vector<NamedCapture>* captures);
   void set_fp8(fa_config* value);
+  void set_stored(fa_config* value);
+  void set_scales(const GivenConfig& config, const Sizes& sizes, fa_forward_inputs* inputs);
+  const fa_tensor* stored_scale(const fa_config& config, const Sizes& sizes, bool of_v, std::int64_t blocks,
+                                std::int64_t rows, Use use);
   void set_cache(fa_config* config);
 
   Sizes sizes(const GivenConfig& config);

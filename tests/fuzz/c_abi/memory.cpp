@@ -25,10 +25,10 @@ std::byte* far_space() {
 }  // namespace
 
 std::size_t size_of(std::int32_t dtype) {
-  return dtype == FA_E4M3 || dtype == FA_E5M2 || dtype == FA_I8 ? 1
-         : dtype == FA_F16 || dtype == FA_BF16                  ? 2
-         : dtype == FA_F32 || dtype == FA_I32                   ? 4
-                                                                : 8;
+  return dtype == FA_E4M3 || dtype == FA_E5M2 || dtype == FA_I8 || dtype == FA_U4X2 ? 1
+         : dtype == FA_F16 || dtype == FA_BF16                                      ? 2
+         : dtype == FA_F32 || dtype == FA_I32                                       ? 4
+                                                                                    : 8;
 }
 
 Reach reach_of(const fa_tensor& tensor) {

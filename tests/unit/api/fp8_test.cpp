@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <utility>
@@ -39,10 +41,13 @@ TEST(Fp8, ConfigurationsThatHaveNoMeaningAreRefused) {
     refused("head_dim", [](AttentionConfig& c) { c.head_dim = 272; });
     refused("head_dim_v", [](AttentionConfig& c) { c.head_dim_v = 40; });
     refused("o_dtype", [](AttentionConfig& c) { c.o_dtype = DType::f32; });
-    refused("o_dtype", [](AttentionConfig& c) { c.o_dtype = DType::e4m3; });
+    refused("o_dtype", [](AttentionConfig& c) { c.o_dtype = DType::e5m2; });
+    refused("zero_padding", [](AttentionConfig& c) {
+      c.o_dtype = DType::e4m3;
+      c.varlen = c.zero_padding = true;
+    });
     refused("k_dtype", [](AttentionConfig& c) { c.k_dtype = DType::e4m3; });
     refused("v_dtype", [](AttentionConfig& c) { c.v_dtype = DType::i8; });
-    refused("varlen", [](AttentionConfig& c) { c.varlen = true; });
     refused("page_size", [](AttentionConfig& c) { c.page_size = 16; });
     refused("dropout", [](AttentionConfig& c) { c.dropout = 0.5f; });
     refused("accumulate", [](AttentionConfig& c) { c.accumulate = true; });
@@ -51,6 +56,12 @@ TEST(Fp8, ConfigurationsThatHaveNoMeaningAreRefused) {
   }
   for (const DType dtype : {DType::i8, DType::i32}) expect_invalid("dtype", [&] { create(config_of(dtype)); });
   AttentionConfig plain = config_of(DType::bf16);
+  plain.key_scales = true;
+  expect_invalid("key_scales", [&] { create(plain); });
+  plain.key_scales = false;
+  plain.value_scales = true;
+  expect_invalid("value_scales", [&] { create(plain); });
+  plain.value_scales = false;
   plain.o_dtype = DType::bf16;
   expect_invalid("o_dtype", [&] { create(plain); });
 }
@@ -73,6 +84,8 @@ struct Call {
   void run() {
     AttentionConfig config = config_of(c.dtype);
     config.o_dtype = c.o_dtype;
+    config.key_scales = key_scales;
+    config.value_scales = value_scales;
     Attention::create(config, Device::host()).forward(in, {outputs.o.view(), outputs.lse.view()});
   }
 
@@ -80,6 +93,7 @@ struct Call {
   AttentionInputs inputs;
   AttentionOutputs outputs;
   ForwardInputs in;
+  bool key_scales = false, value_scales = false;
 };
 
 /// By the formula, in double.
@@ -90,9 +104,9 @@ double expected_o(const Call& call, std::int64_t b, std::int64_t h, std::int64_t
   for (std::int64_t j = 0; j < call.c.s_kv; ++j) {
     double score = 0;
     for (std::int64_t d = 0; d < 32; ++d) score += inputs.q.at(b, h, s, d) * inputs.k.at(b, kv, j, d);
-    score *= inputs.q_scale.at(b, h, s) * inputs.k_scale.at(b, kv, 0) / std::sqrt(32.0);
+    score *= inputs.q_scale.at(b, h, s) * inputs.k_scale.at(b, kv, call.key_scales ? j : 0) / std::sqrt(32.0);
     sum += std::exp(score);
-    weighted += std::exp(score) * inputs.v.at(b, kv, j, column) * inputs.v_scale.at(b, kv, 0);
+    weighted += std::exp(score) * inputs.v.at(b, kv, j, column) * inputs.v_scale.at(b, kv, call.value_scales ? j : 0);
   }
   *lse = std::log(sum);
   return weighted / sum;
@@ -115,6 +129,176 @@ TEST(Fp8, ScalesMultiplyRowsOfQAndHeadsOfKAndV) {
       }
     }
   }
+}
+
+TEST(Fp8, KeysHaveScalesOfTheirOwn) {
+  Call call(DType::e4m3, DType::f16);
+  add_key_scales(call.c, call.inputs);
+  call.in.k_scale = std::as_const(call.inputs.k_scale).view();
+  expect_invalid("k_scale", [&] { call.run(); });
+  call.key_scales = true;
+  call.run();
+  add_value_scales(call.c, call.inputs);
+  call.in.v_scale = std::as_const(call.inputs.v_scale).view();
+  expect_invalid("v_scale", [&] { call.run(); });
+  call.value_scales = true;
+  call.run();
+  for (std::int64_t i = 0; i < 2 * 4 * 5; ++i) {
+    const std::int64_t b = i / 20, h = i / 5 % 4, s = i % 5;
+    double lse = 0;
+    const double o = expected_o(call, b, h, s, 7, &lse);
+    EXPECT_NEAR(call.outputs.o.at(b, h, s, 7), o, std::abs(o) / 1024 + 1e-5);
+    EXPECT_NEAR(call.outputs.lse.at(b, h, s), lse, 1e-5);
+  }
+  const auto refused = [&](auto change) {
+    const TensorView scale = call.in.k_scale;
+    change(call.in.k_scale);
+    expect_invalid("k_scale", [&] { call.run(); });
+    call.in.k_scale = scale;
+  };
+  refused([](TensorView& scale) { scale.shape[2] = 8; });
+  refused([](TensorView& scale) { scale.shape[1] = 4; });
+  refused([](TensorView& scale) { scale.dtype = DType::bf16; });
+  // One scale of a head is one of all of its keys.
+  Call heads(DType::e4m3), keys(DType::e4m3);
+  keys.key_scales = true;
+  heads.run();
+  keys.run();
+  EXPECT_EQ(heads.outputs.o.bytes(), keys.outputs.o.bytes());
+  keys.in.k_scale.rank = 3;
+  keys.in.k_scale.shape[2] = 9;
+  keys.in.k_scale.strides[2] = 0;
+  keys.run();
+  EXPECT_EQ(heads.outputs.o.bytes(), keys.outputs.o.bytes());
+}
+
+/// Rows that append has stored are keys of a forward of 8-bit floats, bit for bit what a forward over the cache makes.
+TEST(Fp8, RowsOfACacheAreKeys) {
+  const AttentionCase c{.b = 2, .h_q = 4, .h_kv = 2, .s_q = 5, .s_kv = 9, .d_qk = 32, .d_v = 32, .dtype = DType::bf16};
+  const AttentionInputs fresh = make_inputs(c);
+  HostTensor k(DType::e4m3, 2, 2, 9, 32, Layout::bhsd), v(DType::e4m3, 2, 2, 9, 32, Layout::bhsd);
+  HostTensor k_scale(DType::f32, 2, 2, 9), v_scale(DType::f32, 2, 2, 9);
+  AttentionConfig cache = config_of(DType::bf16);
+  cache.k_dtype = cache.v_dtype = DType::e4m3;
+  const Attention stored = Attention::create(cache, Device::host());
+  const std::array<std::int32_t, 2> lengths{9, 9};
+  AppendInputs append{fresh.k.view(), fresh.v.view(), k.view(), v.view()};
+  append.seqused_kv = lengths.data();
+  append.k_scale = k_scale.view();
+  append.v_scale = v_scale.view();
+  stored.append(append);
+  HostTensor q(DType::e4m3, 2, 4, 5, 32, Layout::bhsd), same_q(DType::bf16, 2, 4, 5, 32, Layout::bhsd);
+  for (std::int64_t i = 0; i < 2 * 4 * 5 * 32; ++i) {
+    const std::int64_t b = i / 640, h = i / 160 % 4, s = i / 32 % 5, d = i % 32;
+    q.set(b, h, s, d, fresh.q.at(b, h, s, d));
+    same_q.set(b, h, s, d, q.at(b, h, s, d));
+  }
+  AttentionOutputs of_bytes = make_outputs(c), of_cache = make_outputs(c);
+  const auto run = [&](const Attention& attention, const HostTensor& from, AttentionOutputs& to) {
+    ForwardInputs in{from.view(), k.view(), v.view()};
+    in.k_scale = k_scale.view();
+    in.v_scale = v_scale.view();
+    attention.forward(in, {to.o.view(), to.lse.view()});
+  };
+  AttentionConfig bytes = config_of(DType::e4m3);
+  bytes.key_scales = bytes.value_scales = true;
+  run(Attention::create(bytes, Device::host()), q, of_bytes);
+  run(stored, same_q, of_cache);
+  EXPECT_EQ(of_bytes.o.bytes(), of_cache.o.bytes());
+  EXPECT_EQ(of_bytes.lse.bytes(), of_cache.lse.bytes());
+}
+
+TEST(Fp8, OutputsOfBytesAreThoseOfF16Rounded) {
+  Call wide(DType::e4m3, DType::f16), bytes(DType::e4m3, DType::e4m3);
+  wide.run();
+  bytes.run();
+  for (std::int64_t i = 0; i < 2 * 4 * 5 * 32; ++i) {
+    const std::int64_t b = i / 640, h = i / 160 % 4, s = i / 32 % 5, d = i % 32;
+    const double o = wide.outputs.o.at(b, h, s, d);
+    EXPECT_NEAR(bytes.outputs.o.at(b, h, s, d), o, std::max(std::abs(o) / 15.5, 0x1p-10)) << i;
+  }
+  EXPECT_EQ(bytes.outputs.lse.bytes(), wide.outputs.lse.bytes());
+  Call nan(DType::e4m3, DType::e4m3);
+  nan.inputs.q.bytes()[5] = std::byte{0x7f};
+  nan.run();
+  EXPECT_EQ(nan.outputs.o.bytes()[3], std::byte{0x7f});
+}
+
+/// Bit for bit what calls of the sequences alone give.
+void run_packed_batch(bool key_scales) {
+  const std::vector<std::int32_t> cu{0, 3, 3, 8}, cu_keys{0, 4, 6, 13};
+  AttentionCase c{.b = 1, .h_q = 4, .h_kv = 2, .s_q = 8, .s_kv = 13, .d_qk = 32, .d_v = 32, .dtype = DType::e4m3};
+  const AttentionInputs inputs = make_inputs(c);
+  AttentionOutputs packed = make_outputs(c), alone = make_outputs(c);
+  HostTensor q_scale(DType::f32, 1, 4, 8), k_scale(DType::f32, 3, 2, 1), v_scale(DType::f32, 3, 2, 1);
+  AttentionInputs of_keys;
+  add_key_scales(c, of_keys);
+  add_value_scales(c, of_keys);
+  for (std::int64_t i = 0; i < 32; ++i) q_scale.set(0, i / 8, i % 8, 0, 0.5 + static_cast<double>(i) / 16);
+  for (std::int64_t i = 0; i < 6; ++i) {
+    k_scale.set(i / 2, i % 2, 0, 0, 0.5 - static_cast<double>(i) / 8);
+    v_scale.set(i / 2, i % 2, 0, 0, 1 + static_cast<double>(i) / 4);
+  }
+  const auto total = [](const TensorView& view) {  // [1, h, total, d] as [total, h, d]
+    const std::array<std::int64_t, 3> shape{view.shape[2], view.shape[1], view.shape[3]};
+    const std::array<std::int64_t, 3> strides{view.strides[2], view.strides[1], view.strides[3]};
+    return TensorView(view.data, view.dtype, shape, strides);
+  };
+  const auto of_heads = [](const HostTensor& scale, std::int64_t sequences) {
+    return TensorView(static_cast<const void*>(scale.bytes().data()), DType::f32, {sequences, 2});
+  };
+  AttentionConfig config = config_of(DType::e4m3);
+  config.varlen = true;
+  config.key_scales = config.value_scales = key_scales;
+  ForwardInputs in{total(inputs.q.view()), total(inputs.k.view()), total(inputs.v.view())};
+  in.sequences.b = 3;
+  in.sequences.cu_seqlens_q = cu.data();
+  in.sequences.cu_seqlens_kv = cu_keys.data();
+  in.q_scale = TensorView(static_cast<const void*>(q_scale.bytes().data()), DType::f32, {4, 8});
+  in.k_scale = key_scales ? TensorView(static_cast<const void*>(of_keys.k_scale.bytes().data()), DType::f32, {2, 13})
+                          : of_heads(k_scale, 3);
+  in.v_scale = key_scales ? TensorView(static_cast<const void*>(of_keys.v_scale.bytes().data()), DType::f32, {2, 13})
+                          : of_heads(v_scale, 3);
+  const ForwardOutputs out{total(packed.o.view()), TensorView(packed.lse.view().data, DType::f32, {4, 8})};
+  const Attention attention = Attention::create(config, Device::host());
+  attention.forward(in, out);
+  for (std::size_t i = 0; i < 3; ++i) {
+    const auto rows = [&](TensorView view, const std::vector<std::int32_t>& of) {
+      view.data = static_cast<std::byte*>(view.data) + of[i] * view.strides[2] * std::int64_t(size_of(view.dtype));
+      view.shape[2] = of[i + 1] - of[i];
+      return view;
+    };
+    if (cu[i] == cu[i + 1]) continue;
+    ForwardInputs one{rows(inputs.q.view(), cu), rows(inputs.k.view(), cu_keys), rows(inputs.v.view(), cu_keys)};
+    one.q_scale = rows(q_scale.view(), cu);
+    const auto head = [&](const HostTensor& scale) {
+      return TensorView(static_cast<const void*>(scale.bytes().data() + i * 8), DType::f32, {1, 2});
+    };
+    one.k_scale = key_scales ? rows(of_keys.k_scale.view(), cu_keys) : head(k_scale);
+    one.v_scale = key_scales ? rows(of_keys.v_scale.view(), cu_keys) : head(v_scale);
+    AttentionConfig dense = config_of(DType::e4m3);
+    dense.key_scales = dense.value_scales = key_scales;
+    Attention::create(dense, Device::host()).forward(one, {rows(alone.o.view(), cu), rows(alone.lse.view(), cu)});
+  }
+  EXPECT_EQ(packed.o.bytes(), alone.o.bytes());
+  EXPECT_EQ(packed.lse.bytes(), alone.lse.bytes());
+  const auto refused = [&](const char* argument, auto change) {
+    ForwardInputs wrong = in;
+    change(wrong);
+    expect_invalid(argument, [&] { attention.forward(wrong, out); });
+  };
+  refused("q_scale", [](ForwardInputs& wrong) { wrong.q_scale.shape[1] = 7; });
+  refused("q_scale", [](ForwardInputs& wrong) { wrong.q_scale.rank = 1; });
+  refused("k_scale", [](ForwardInputs& wrong) { wrong.k_scale.shape[0] = 1; });
+  refused("v_scale", [](ForwardInputs& wrong) { wrong.v_scale.dtype = DType::f16; });
+}
+
+TEST(Fp8, PackedBatchesAreTheirSequences) {
+  run_packed_batch(false);
+}
+
+TEST(Fp8, KeysOfPackedBatchesHaveScalesOfTheirOwn) {
+  run_packed_batch(true);
 }
 
 TEST(Fp8, AScaleOfAHeadIsThatOfItsRows) {

@@ -1,7 +1,9 @@
 #include "plan/planner.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <fa/error.hpp>
 #include <optional>
@@ -11,8 +13,7 @@
 #include <vector>
 
 #include "plan/backward.hpp"
-
-#include "plan/backward.hpp"
+#include "plan/kernels/sm90_fp8_forward.hpp"
 #include "plan/workspace.hpp"
 
 namespace fa::plan {
@@ -73,8 +74,26 @@ void fix_cache(std::mt19937& random, Problem& problem) {
   problem.accumulate = random() % 4 == 0;
   problem.given_schedule = problem.page_size > 0 && random() % 3 == 0;
   if (problem.dtype == DType::f32 || problem.invariance != Invariance::none) return;
-  problem.k_dtype = pick(random, std::array{problem.dtype, DType::e4m3, DType::i8});
-  problem.v_dtype = pick(random, std::array{problem.dtype, DType::e4m3, DType::i8});
+  problem.k_dtype = pick(random, std::array{problem.dtype, DType::e4m3, DType::i8, DType::u4x2});
+  problem.v_dtype = pick(random, std::array{problem.dtype, DType::e4m3, DType::i8, DType::u4x2});
+  if (problem.k_dtype != DType::u4x2 && problem.v_dtype != DType::u4x2) return;
+  problem.group_size = pick(random, std::array{32, 64, 128});
+  const auto in_groups = [&](int d) { return (d + problem.group_size - 1) / problem.group_size * problem.group_size; };
+  problem.d_qk = in_groups(problem.d_qk);
+  problem.d_v = in_groups(problem.d_v);
+}
+
+/// 8-bit floats in the place of what else the configuration has.
+void fix_fp8(std::mt19937& random, Problem& problem) {
+  problem.arch = parse_arch("sm_90a");
+  problem.dtype = pick(random, std::array{DType::e4m3, DType::e5m2});
+  problem.o_dtype = pick(random, std::array{DType::bf16, DType::f16, DType::e4m3});
+  problem.key_scales = random() % 2 == 0;
+  problem.value_scales = random() % 2 == 0;
+  problem.d_qk = 16 * (1 + static_cast<int>(random() % 16));
+  problem.d_v = 16 * (1 + static_cast<int>(random() % 16));
+  problem.varlen = random() % 2 == 0;
+  problem.dropout = false;
 }
 
 /// What a configuration has besides plain attention; nullptr: nothing.
@@ -134,6 +153,40 @@ TEST(Planner, EqualSlotsOfOneConfigurationHaveEqualPlans) {
       ASSERT_EQ(plan.combine, known->combine);
     }
   }
+}
+
+TEST(Planner, EqualSlotsOfEightBitFloatsHaveEqualPlans) {
+  std::mt19937 random(20240502);
+  std::set<std::string> outputs;
+  for (int configuration = 0; configuration < 60; ++configuration) {
+    Problem problem;
+    fix_config(random, problem);
+    fix_fp8(random, problem);
+    std::vector<std::optional<ForwardPlan>> plans(Choice::kSlots);
+    for (int call = 0; call < 100; ++call) {
+      set_call(random, problem);
+      if (problem.h_q == 0) problem.h_q = problem.h_kv = 1;  // without heads nothing is planned
+      problem.aligned = problem.tensor_maps = true;
+      for (std::int64_t* const total : {&problem.total_q, &problem.total_kv}) {
+        *total = std::min(*total, std::int64_t{1} << 30);  // beyond, calls are refused
+      }
+      SCOPED_TRACE(fmt::format("b {}, h {}/{}, s {}x{}{}", problem.b, problem.h_q, problem.h_kv, problem.s_q,
+                               problem.s_kv, problem.varlen ? ", packed" : ""));
+      ForwardPlan plan;
+      ASSERT_NO_THROW(plan = plan_forward(problem, {}));
+      std::optional<ForwardPlan>& known = plans[static_cast<std::size_t>(choose(problem, {}).slot())];
+      if (!known) known = plan;
+      ASSERT_EQ(plan.kernel, known->kernel);
+      ASSERT_EQ(plan.alternatives, known->alternatives);
+    }
+    const auto& own = plan_forward(problem, {}).kernel.as<Sm90Fp8Forward>();
+    EXPECT_EQ(own.byte_output, problem.o_dtype == DType::e4m3);
+    EXPECT_EQ(own.half_output, problem.o_dtype == DType::f16);
+    EXPECT_EQ(own.key_scales, problem.key_scales);
+    EXPECT_EQ(own.value_scales, problem.value_scales);
+    outputs.insert(to_string(problem.o_dtype));
+  }
+  EXPECT_EQ(outputs.size(), 3U);
 }
 
 TEST(Planner, EqualSlotsOfOneConfigurationHaveEqualBackwardPlans) {

@@ -44,6 +44,22 @@ TEST(Sm90Fp8Forward, ServesEveryHeadDim) {
   }
 }
 
+TEST(Sm90Fp8Forward, HeadsThatDoNotFillATileAreNotPacked) {
+  for (const bool varlen : {false, true}) {
+    for (const int group : {3, 4, 5}) {
+      Problem decode = fp8(128);
+      decode.varlen = varlen;
+      decode.h_kv = 8;
+      decode.h_q = 8 * group;
+      decode.s_q = 1;
+      decode.total_q = decode.b;
+      const KernelSpec spec = plan_forward(decode, {}).kernel;
+      ASSERT_TRUE(spec.is<Sm90Fp8Forward>()) << group;
+      EXPECT_EQ(spec.pack_gqa, spec.tile_m % group == 0) << group;
+    }
+  }
+}
+
 TEST(Sm90Fp8Forward, TwoLevelsUnlessAnOverrideWantsOne) {
   const KernelSpec spec = plan_forward(fp8(128), {}).kernel;
   EXPECT_FALSE(spec.as<Sm90Fp8Forward>().single_level);
@@ -56,6 +72,18 @@ TEST(Sm90Fp8Forward, TwoLevelsUnlessAnOverrideWantsOne) {
   Problem half = fp8(128);
   half.o_dtype = DType::f16;
   EXPECT_TRUE(plan_forward(half, {}).kernel.as<Sm90Fp8Forward>().half_output);
+  half.o_dtype = DType::e4m3;
+  EXPECT_TRUE(plan_forward(half, {}).kernel.as<Sm90Fp8Forward>().byte_output);
+  EXPECT_NE(canonical(plan_forward(half, {}).kernel).find("byte_output=1"), std::string::npos);
+}
+
+TEST(Sm90Fp8Forward, PackedBatchesHaveTwoConsumers) {
+  Problem packed = fp8(128);
+  packed.varlen = true;
+  packed.total_q = packed.total_kv = 9000;
+  const KernelSpec spec = plan_forward(packed, {}).kernel;
+  EXPECT_TRUE(spec.varlen);
+  EXPECT_EQ(spec.tile_m, 128) << "what knows sequences does not fit three consumers' registers";
 }
 
 TEST(Sm90Fp8Forward, RefusesWhatNoKernelServes) {

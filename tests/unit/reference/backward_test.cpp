@@ -179,6 +179,7 @@ double tolerance(DType dtype, bool f64) {
     case DType::e4m3:
     case DType::i8:
     case DType::e5m2:
+    case DType::u4x2:
       break;
   }
   return 0;

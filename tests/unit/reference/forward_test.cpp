@@ -64,6 +64,7 @@ Tolerance tolerance(DType dtype) {
     case DType::e4m3:
     case DType::i8:
     case DType::e5m2:
+    case DType::u4x2:
       break;
   }
   return {0, 0};
