@@ -210,7 +210,8 @@ std::vector<cache::Key> substitute_keys(const plan::KernelSpec& spec) {
 
 bool wants_debug_kernels(const AttentionConfig& config) {
   const std::string text = support::environment("FA_DEBUG_KERNELS");
-  return config.debug || (!text.empty() && text != "0");
+  if (!text.empty() && text != "0" && text != "1") support::throw_invalid("FA_DEBUG_KERNELS", text, "0 or 1");
+  return config.debug || text == "1";
 }
 
 cache::Lookup get_kernel(const plan::KernelSpec& wanted, cache::Store& store, const Supply& supply) {

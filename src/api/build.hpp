@@ -57,7 +57,8 @@ struct Supply {
 /// return.
 bool is_impatient() noexcept;
 
-/// Whether a configuration, or FA_DEBUG_KERNELS in the environment, asks for debug kernels.
+/// Whether a configuration, or FA_DEBUG_KERNELS in the environment, asks for debug kernels. Throws
+/// fa::Error(invalid_argument) for a text there that is neither 0 nor 1.
 bool wants_debug_kernels(const AttentionConfig& config);
 
 /// What `spec` is stored under.

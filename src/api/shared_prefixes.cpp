@@ -9,6 +9,7 @@
 #include "api/packed.hpp"
 #include "api/paged.hpp"
 #include "api/schedule.hpp"
+#include "api/views.hpp"
 #include "plan/mask_tiles.hpp"
 #include "support/text.hpp"
 
@@ -21,6 +22,14 @@ constexpr std::size_t kAlignment = 256;
 // Query tiles of 128 rows with which a grid fills a GPU without sharing keys.
 constexpr std::int64_t kManyTiles = 192;
 constexpr std::int64_t kTileRows = 128;
+// For messages alone: calls that are served build no text.
+using LevelNames = std::array<const char*, SharedPrefix::kMaxLevels>;
+constexpr LevelNames kTableNames{"prefixes[0].block_table", "prefixes[1].block_table", "prefixes[2].block_table",
+                                 "prefixes[3].block_table", "prefixes[4].block_table", "prefixes[5].block_table",
+                                 "prefixes[6].block_table", "prefixes[7].block_table"};
+constexpr LevelNames kPositionNames{"prefixes[0].positions", "prefixes[1].positions", "prefixes[2].positions",
+                                    "prefixes[3].positions", "prefixes[4].positions", "prefixes[5].positions",
+                                    "prefixes[6].positions", "prefixes[7].positions"};
 constexpr const char* kPositions = "shared_positions";
 constexpr const char* kWindow = "shared_window";
 constexpr const char* kChunk = "shared_chunk";
@@ -133,6 +142,33 @@ void check_number(std::size_t level, const char* field, std::int64_t value) {
   throw_invalid(name_of(level, field), value, fmt::format("0 to {}", kMaxLength));
 }
 
+void check_levels(std::size_t count) {
+  if (count <= SharedPrefix::kMaxLevels) return;
+  throw_invalid("prefixes", count, fmt::format("at most {} levels", SharedPrefix::kMaxLevels));
+}
+
+TensorView ints(const std::int32_t* array, std::int64_t count) {
+  return array == nullptr ? TensorView() : TensorView(array, DType::i32, {count});
+}
+
+/// Outputs share no memory with what a level reads, which has passed check_level.
+void check_disjoint(const SharedPrefix& prefix, bool bounded, std::size_t level, const ForwardOutputs& outputs) {
+  const std::int64_t groups = prefix.block_table.shape[0];
+  const std::array<std::pair<const char*, TensorView>, 5> read{
+      {{"block_table", prefix.block_table},
+       {"cu_rows", ints(prefix.cu_rows, groups + 1)},
+       {"lengths", ints(prefix.lengths, groups)},
+       {"begin", ints(prefix.begin, groups)},
+       {"positions", bounded ? prefix.positions : TensorView()}}};
+  for (const auto& [name, written] : {std::pair("o", &outputs.o), std::pair("lse", &outputs.lse)}) {
+    for (const auto& [field, view] : read) {
+      if (!overlap(*written, view)) continue;
+      throw_invalid(name, fmt::format("memory shared with {}", name_of(level, field)),
+                    "an output that overlaps no other tensor");
+    }
+  }
+}
+
 std::uint64_t tag_of(const SharedPrefixes::Call& call, std::size_t size) {
   std::uint64_t tag = plan::mix_tag(size, call.count);
   const AttentionShape& s = call.shape;
@@ -167,6 +203,7 @@ void SharedPrefixes::check_level(const Call& call, const SharedPrefix& prefix, s
                   table.defined() ? fmt::format("{} of rank {}", to_string(table.dtype), table.rank) : "nothing",
                   "a tensor [groups, max_pages] of i32");
   }
+  check_memory(kTableNames[level], table);
   if (table.shape[0] < 1) throw_invalid(name_of(level, "block_table"), "no group", "1 and more");
   check_array(name_of(level, "cu_rows"), prefix.cu_rows, true);
   check_array(name_of(level, "lengths"), prefix.lengths, true);
@@ -178,7 +215,7 @@ void SharedPrefixes::check_level(const Call& call, const SharedPrefix& prefix, s
   const TensorView& positions = prefix.positions;
   const bool fits = positions.rank == 2 && positions.dtype == DType::i32 && positions.shape[0] == table.shape[0] &&
                     positions.shape[1] >= rows;
-  if (fits) return;
+  if (fits) return check_memory(kPositionNames[level], positions);
   throw_invalid(
       name_of(level, "positions"),
       positions.defined() ? fmt::format("{} of rank {}", to_string(positions.dtype), positions.rank) : "nothing",
@@ -187,9 +224,7 @@ void SharedPrefixes::check_level(const Call& call, const SharedPrefix& prefix, s
 }
 
 SharedPrefixes::Call SharedPrefixes::check(const ForwardInputs& inputs, const ForwardOutputs& outputs) const {
-  if (inputs.prefixes.size() > SharedPrefix::kMaxLevels) {
-    throw_invalid("prefixes", inputs.prefixes.size(), fmt::format("at most {} levels", SharedPrefix::kMaxLevels));
-  }
+  check_levels(inputs.prefixes.size());
   if (inputs.cache.seq_begin == nullptr) {
     throw_invalid("cache.seq_begin", "nothing", "where each request's own keys begin, behind its prefix");
   }
@@ -200,7 +235,7 @@ SharedPrefixes::Call SharedPrefixes::check(const ForwardInputs& inputs, const Fo
   const ForwardCall own = check_forward(config_, call.own, outputs);
   check_takes_schedules(config_, inputs.schedule);
   check_variants(config_, functions_, own.shape, own.place, call.own);
-  check_disjoint(call.own, outputs);
+  api::check_disjoint(call.own, outputs);
   call.shape = own.shape;
   call.out = outputs;
   if (!config_.varlen) {
@@ -214,6 +249,7 @@ SharedPrefixes::Call SharedPrefixes::check(const ForwardInputs& inputs, const Fo
     call.shapes[i] = {prefix.block_table.rank == 2 ? prefix.block_table.shape[0] : 0, prefix.max_rows, 0,
                       prefix.begin != nullptr};
     check_level(call, prefix, i);
+    check_disjoint(prefix, bounded_, i, outputs);
     const std::int64_t room = std::min(prefix.block_table.shape[1], kMaxLength / config_.page_size) * config_.page_size;
     call.shapes[i].s_kv = prefix.max_length == 0 ? room : std::min(prefix.max_length, room);
     call.levels[i] = level_inputs(own, inputs, i);
@@ -315,6 +351,7 @@ std::size_t SharedPrefixes::partial_bytes(const Call& call) const {
 
 std::size_t SharedPrefixes::workspace_size(const AttentionShape& wanted,
                                            std::span<const SharedPrefixShape> prefixes) const {
+  check_levels(prefixes.size());
   const AttentionShape shape = checked(config_, wanted);
   std::size_t most = own_.workspace_size(wanted);
   for (const SharedPrefixShape& prefix : prefixes) {
@@ -328,6 +365,7 @@ std::size_t SharedPrefixes::workspace_size(const AttentionShape& wanted,
 }
 
 void SharedPrefixes::prepare(const AttentionShape& wanted, std::span<const SharedPrefixShape> prefixes) const {
+  check_levels(prefixes.size());
   const AttentionShape shape = checked(config_, wanted);
   own_.prepare(wanted);
   for (const SharedPrefixShape& prefix : prefixes) {

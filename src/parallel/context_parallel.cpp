@@ -1,9 +1,12 @@
 #include <algorithm>
+#include <array>
 #include <map>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
+
+#include <fa/c_bridge.hpp>
 
 #include "parallel/config.hpp"
 #include "parallel/errors.hpp"
@@ -15,6 +18,8 @@
 namespace fa {
 
 using namespace parallel;
+using c_bridge::check_tensors;
+using c_bridge::NamedTensor;
 
 /// Plans of so many sizes are kept. Half of them go at a time: freeing their memory waits for the device.
 constexpr std::size_t kKeptPlans = 64;
@@ -38,6 +43,7 @@ class ContextParallel::Impl {
   void forward(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream,
                std::span<const std::int64_t> lengths) {
     communicator_->check();
+    check_tensors(shared_tensors(inputs), std::array{NamedTensor{"o", outputs.o}, NamedTensor{"lse", outputs.lse}});
     Call call = call_of(inputs, lengths);
     call.given[kO] = checked_tensor(call, "o", outputs.o, call.shape.h_q, true, d_v(), own());
     call.owned_lse = !outputs.lse.defined();
@@ -48,6 +54,10 @@ class ContextParallel::Impl {
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream,
                 std::span<const std::int64_t> lengths) {
     communicator_->check();
+    std::vector<NamedTensor> read = shared_tensors(inputs);
+    read.insert(read.end(), {{"o", inputs.o}, {"lse", inputs.lse}, {"dout", inputs.dout}, {"dlse", inputs.dlse}});
+    check_tensors(read, std::array{NamedTensor{"dq", outputs.dq}, NamedTensor{"dk", outputs.dk},
+                                   NamedTensor{"dv", outputs.dv}, NamedTensor{"dsink", outputs.dsink}});
     Call call = call_of(inputs, lengths);
     const ContextShape& shape = call.shape;
     call.given[kO] = checked_tensor(call, "o", inputs.o, shape.h_q, true, d_v(), own());
@@ -208,6 +218,18 @@ class ContextParallel::Impl {
     view.shape = {1, 1, heads, 1};
     view.strides = {0, 0, given.strides[0], 1};
     return view;
+  }
+
+  /// What forward and backward both read. A call with a tensor that none may have is refused before other ranks wait
+  /// for what it sends.
+  template <class Inputs>
+  static std::vector<NamedTensor> shared_tensors(const Inputs& inputs) {
+    std::vector<NamedTensor> tensors{{"q", inputs.q}, {"k", inputs.k}, {"v", inputs.v}, {"sink", inputs.sink}};
+    for (const Captured& captured : inputs.captures) tensors.push_back({captured.name, captured.tensor});
+    if (inputs.dropout.device != nullptr) {  // two numbers of 8 bytes
+      tensors.push_back({"dropout.device", TensorView(inputs.dropout.device, DType::f64, {2})});
+    }
+    return tensors;
   }
 
   template <class Inputs>

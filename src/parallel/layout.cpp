@@ -44,6 +44,14 @@ void join(std::span<const Piece> pieces, Pieces& joined) {
 
 }  // namespace
 
+void check_size(const char* name, std::int64_t value) {
+  if (value < 0 || value > kMaxSize) throw_invalid(name, value, "0 to " + std::to_string(kMaxSize));
+}
+
+void check_ranks(const char* name, int ranks) {
+  if (ranks < 1 || ranks > kMaxRanks) throw_invalid(name, ranks, "1 to " + std::to_string(kMaxRanks));
+}
+
 std::int64_t divisor(ShardLayout layout, int ranks) noexcept {
   return layout == ShardLayout::zigzag && ranks > 1 ? 2 * std::int64_t{ranks} : ranks;
 }
@@ -51,6 +59,7 @@ std::int64_t divisor(ShardLayout layout, int ranks) noexcept {
 void check_lengths(ShardLayout layout, int ranks, std::span<const std::int64_t> lengths, const char* name) {
   const std::int64_t by = divisor(layout, ranks);
   for (const std::int64_t length : lengths) {
+    if (length > kMaxSize) check_size(name, length);
     if (length >= 0 && length % by == 0) continue;
     throw_invalid(name, length,
                   std::string("multiples of ") + std::to_string(by) + ", which " + to_string(layout) +

@@ -9,6 +9,15 @@
 
 namespace fa::parallel {
 
+/// Of a size, as in calls of one GPU.
+inline constexpr std::int64_t kMaxSize = (std::int64_t{1} << 31) - 65536;
+/// Plans take a step, and time, for each of them.
+inline constexpr int kMaxRanks = 65536;
+
+/// Throws fa::Error(invalid_argument) for a size of which no sum or product with others is computed.
+void check_size(const char* name, std::int64_t value);
+void check_ranks(const char* name, int ranks);
+
 /// What each sequence's length has to be a multiple of.
 std::int64_t divisor(ShardLayout layout, int ranks) noexcept;
 

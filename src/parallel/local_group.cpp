@@ -12,6 +12,7 @@
 #include <fa/parallel.hpp>
 
 #include "parallel/errors.hpp"
+#include "parallel/layout.hpp"
 
 namespace fa {
 namespace {
@@ -248,7 +249,7 @@ class LocalRank final : public Communicator {
 Communicator::~Communicator() = default;
 
 std::vector<std::shared_ptr<Communicator>> make_local_group(int size, const LocalGroupOptions& options) {
-  if (size < 1) parallel::throw_invalid("size", size, "1 or more");
+  parallel::check_ranks("size", size);
   if (options.timeout.count() <= 0) parallel::throw_invalid("timeout", options.timeout.count(), "1 ms or more");
   const auto hub = std::make_shared<Hub>(size, options);
   std::vector<std::shared_ptr<Communicator>> ranks;

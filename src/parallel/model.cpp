@@ -222,7 +222,7 @@ std::vector<SchemeTime> scheme_times(const ContextParallelConfig& config, ShardL
 
 std::vector<SchemeTime> compare_schemes(const ContextParallelConfig& config, ShardLayout layout,
                                         const ContextShape& shape, int ranks, const ClusterSpeeds& speeds) {
-  if (ranks < 1) parallel::throw_invalid("ranks", ranks, "1 or more");
+  parallel::check_ranks("ranks", ranks);
   parallel::check_config(config, layout, ranks);
   if (config.attention.varlen) parallel::throw_invalid("varlen", "true", "false: sizes are of one dense batch");
   return parallel::scheme_times(config, layout, shape, {}, ranks, speeds);

@@ -119,6 +119,19 @@ void send_inputs(Ulysses& heads, Grid& grid) {
   heads.send_heads(kV, grid.kv, local.kv_rows(), &local.v);
 }
 
+/// No product of sizes overflows anywhere.
+void check_rows(const Problem& problem) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 44;  // of all heads
+  const std::int64_t heads = std::max(problem.h_q, problem.h_kv);
+  for (const auto* const lengths : {&problem.lengths_q, &problem.lengths_kv}) {
+    std::int64_t rows = 0;
+    if (!__builtin_mul_overflow(problem.b * heads, total(*lengths), &rows) && rows <= kMost) continue;
+    throw_invalid("b * h_q * s_q",
+                  std::to_string(problem.b) + " * " + std::to_string(heads) + " * " + std::to_string(total(*lengths)),
+                  "at most " + std::to_string(kMost));
+  }
+}
+
 }  // namespace
 
 Plan forward_plan(const Problem& problem, int rank) {
@@ -186,7 +199,10 @@ std::int64_t Plan::kv_in_flight() const {
 }
 
 void check(const Problem& problem) {
-  if (problem.ranks < 1) throw_invalid("ranks", problem.ranks, "1 or more");
+  check_ranks("ranks", problem.ranks);
+  check_size("b", problem.b);
+  check_size("h_q", problem.h_q);
+  check_size("h_kv", problem.h_kv);
   if (problem.ulysses < 1 || problem.ranks % problem.ulysses != 0) {
     throw_invalid("ulysses", problem.ulysses, "a divisor of the " + std::to_string(problem.ranks) + " ranks");
   }
@@ -204,6 +220,8 @@ void check(const Problem& problem) {
   }
   check_lengths(problem.layout, problem.ranks, problem.lengths_q, problem.packed ? "lengths" : "s_q");
   check_lengths(problem.layout, problem.ranks, problem.lengths_kv, problem.packed ? "lengths" : "s_kv");
+  if (problem.packed) check_size("sum of lengths", total(problem.lengths_q));
+  check_rows(problem);
 }
 
 }  // namespace fa::parallel

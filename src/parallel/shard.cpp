@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <array>
 #include <string>
 
+#include <fa/c_bridge.hpp>
 #include <fa/parallel.hpp>
 
 #include "parallel/errors.hpp"
@@ -36,7 +38,8 @@ TensorView checked(const ShardCopy& how, const char* name, const TensorView& giv
 }
 
 Pair pair_of(const ShardCopy& how, const TensorView& whole, const TensorView& part) {
-  if (how.ranks < 1) throw_invalid("ranks", how.ranks, "1 or more");
+  check_ranks("ranks", how.ranks);
+  c_bridge::check_tensors(std::array{c_bridge::NamedTensor{"whole", whole}, c_bridge::NamedTensor{"part", part}}, {});
   if (how.rank < 0 || how.rank >= how.ranks) {
     throw_invalid("rank", how.rank, "0 to " + std::to_string(how.ranks - 1));
   }
@@ -80,7 +83,7 @@ void copy(const ShardCopy& how, const Pair& pair, bool to_part, Stream stream) {
 }  // namespace
 
 std::vector<std::int64_t> shard_rows(ShardLayout layout, int ranks, int rank, std::span<const std::int64_t> lengths) {
-  if (ranks < 1) throw_invalid("ranks", ranks, "1 or more");
+  check_ranks("ranks", ranks);
   if (rank < 0 || rank >= ranks) throw_invalid("rank", rank, "0 to " + std::to_string(ranks - 1));
   check_lengths(layout, ranks, lengths, "lengths");
   std::vector<std::int64_t> rows;
@@ -92,12 +95,18 @@ std::vector<std::int64_t> shard_rows(ShardLayout layout, int ranks, int rank, st
 
 void shard(const ShardCopy& how, const TensorView& whole, const TensorView& part, Stream stream) {
   if (part.read_only) throw_invalid("part", "read-only", "memory that can be written");
-  copy(how, pair_of(how, whole, part), true, stream);
+  const Pair pair = pair_of(how, whole, part);
+  c_bridge::check_tensors(std::array{c_bridge::NamedTensor{"whole", whole}},
+                          std::array{c_bridge::NamedTensor{"part", part}});
+  copy(how, pair, true, stream);
 }
 
 void unshard(const ShardCopy& how, const TensorView& part, const TensorView& whole, Stream stream) {
   if (whole.read_only) throw_invalid("whole", "read-only", "memory that can be written");
-  copy(how, pair_of(how, whole, part), false, stream);
+  const Pair pair = pair_of(how, whole, part);
+  c_bridge::check_tensors(std::array{c_bridge::NamedTensor{"part", part}},
+                          std::array{c_bridge::NamedTensor{"whole", whole}});
+  copy(how, pair, false, stream);
 }
 
 }  // namespace fa

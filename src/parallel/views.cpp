@@ -3,6 +3,7 @@
 #include <string>
 
 #include "parallel/errors.hpp"
+#include "parallel/layout.hpp"
 
 namespace fa::parallel {
 namespace {
@@ -69,6 +70,12 @@ TensorView checked(const char* name, const TensorView& given, const std::array<s
 ShardSize shard_size(const char* name, const TensorView& given, bool packed) {
   check_rank(name, given, packed, false);
   const TensorView view = of_rank_4(given, packed, false);
+  for (const std::int64_t size : view.shape) {
+    if (size < 0 || size > kMaxSize) {
+      throw_invalid(name, "shape " + shape_text(given.shape, given.rank),
+                    "sizes from 0 to " + std::to_string(kMaxSize));
+    }
+  }
   return {view.shape[0], view.shape[1], view.shape[2]};
 }
 

@@ -312,6 +312,9 @@ void add_grid_options(CLI::App& command, BenchGrid* options, bool bench) {
         .add_option("--lengths", options->lengths,
                     "decode: the keys of each request, as 100,200*3, or of --batch requests log-uniform:16:32768 or "
                     "uniform:1:4096")
+        ->check(CLI::Validator(
+            [](const std::string& text) { return text.empty() ? "'': accepted is one length or more" : ""; }, "",
+            "lengths"))
         ->group(group);
   }
   add_invariance_option(command, &options->invariance);

@@ -105,6 +105,9 @@ CLI::Option* add_choice_list(CLI::App& command, const std::string& option, std::
 /// option takes -1.
 CLI::Validator whole_number(std::uint64_t least = 0);
 
+/// Accepts finite numbers above 0. A budget of NaN would compare as neither spent nor left.
+CLI::Validator positive_number();
+
 }  // namespace fa::cli
 
 #endif  // FA_TOOLS_FA_CHOICE_HPP_

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <functional>
 #include <utility>
 
@@ -136,6 +137,17 @@ CLI::Validator whole_number(std::uint64_t least) {
     return fmt::format("'{}': accepted is a whole number from {} on", text, least);
   };
   return {check, "", "whole number"};
+}
+
+CLI::Validator positive_number() {
+  const auto check = [](const std::string& text) {
+    double value = 0;
+    const char* const end = text.data() + text.size();
+    const auto [rest, problem] = std::from_chars(text.data(), end, value);
+    if (problem == std::errc() && rest == end && value > 0 && std::isfinite(value)) return std::string();
+    return fmt::format("'{}': accepted is a finite number above 0", text);
+  };
+  return {check, "", "positive number"};
 }
 
 void add_kernel_options(CLI::App& command, KernelOverride* kernel) {

@@ -249,8 +249,11 @@ void add_tune(CLI::App& app, int* exit_code) {
   command->add_option("--candidates", options->tune.candidates, "Kernels to try for a problem, the default included")
       ->check(whole_number(1))
       ->capture_default_str();
-  command->add_option("--budget", options->tune.budget.seconds, "Seconds for a problem")->capture_default_str();
+  command->add_option("--budget", options->tune.budget.seconds, "Seconds for a problem")
+      ->check(positive_number())
+      ->capture_default_str();
   command->add_option("--timing", options->tune.budget.timing_seconds, "Seconds of them for measuring")
+      ->check(positive_number())
       ->capture_default_str();
   command->add_option("--jobs", options->tune.budget.jobs, "Threads that compile (default: one a CPU, up to 12)")
       ->check(whole_number());

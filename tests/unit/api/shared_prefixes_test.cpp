@@ -2,9 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fa/attention.hpp>
@@ -135,6 +140,16 @@ TEST(SharedPrefixCalls, OfMistakesAreRefused) {
   refused("prefixes[0].block_table", [](Shared& s, ForwardInputs&) { s.levels[0].block_table.dtype = DType::f32; });
   refused("prefixes[0].cu_rows", [](Shared& s, ForwardInputs&) { s.levels[0].cu_rows = nullptr; });
   refused("prefixes[1].lengths", [](Shared& s, ForwardInputs&) { s.levels[1].lengths = nullptr; });
+  for (const int rank : {-1, 1'000'000}) {
+    refused("prefixes[0].block_table", [=](Shared& s, ForwardInputs&) { s.levels[0].block_table.rank = rank; });
+  }
+  refused("prefixes[0].block_table", [](Shared& s, ForwardInputs&) { s.levels[0].block_table.data = nullptr; });
+  for (const std::int64_t stride : {std::int64_t{1} << 62, std::numeric_limits<std::int64_t>::min()}) {
+    refused("prefixes[0].block_table", [=](Shared& s, ForwardInputs&) { s.levels[0].block_table.strides[0] = stride; });
+  }
+  for (const std::int64_t size : {std::int64_t{-5}, std::int64_t{1} << 62}) {
+    refused("prefixes[1].block_table", [=](Shared& s, ForwardInputs&) { s.levels[1].block_table.shape[1] = size; });
+  }
   refused("prefixes[1].max_rows", [](Shared& s, ForwardInputs&) { s.levels[1].max_rows = -1; });
   refused("prefixes[1].max_length", [](Shared& s, ForwardInputs&) { s.levels[1].max_length = -1; });
   // What arrays hold.
@@ -145,6 +160,71 @@ TEST(SharedPrefixCalls, OfMistakesAreRefused) {
   refused("seqused_kv[1]", [](Shared& s, ForwardInputs&) { s.data.used_kv[1] = 13; });
   refused("cache.block_table[1][0]",
           [](Shared& s, ForwardInputs&) { s.data.levels[0].table[static_cast<std::size_t>(s.data.max_pages)] = -1; });
+}
+
+/// A field of a level, moved to the front of memory of its own. Returns what it has last.
+std::int32_t* move_to(std::vector<std::int32_t>& room, SharedPrefix& prefix, const std::string& field) {
+  const auto moved = [&room](const std::int32_t* from, std::int64_t count) {
+    std::copy_n(from, count, room.begin());
+    return room.data();
+  };
+  const auto move_view = [&](TensorView& view) {
+    EXPECT_EQ(view.strides[0], view.shape[1]);
+    view.data = moved(static_cast<const std::int32_t*>(view.data), view.elements());
+    return room.data() + view.elements() - 1;
+  };
+  const std::int64_t groups = prefix.block_table.shape[0];
+  if (field == "block_table") return move_view(prefix.block_table);
+  if (field == "positions") return move_view(prefix.positions);
+  if (field == "cu_rows") prefix.cu_rows = moved(prefix.cu_rows, groups + 1);
+  if (field == "lengths") prefix.lengths = moved(prefix.lengths, groups);
+  if (field == "begin") prefix.begin = moved(prefix.begin, groups);
+  return room.data() + groups - (field == "cu_rows" ? 0 : 1);
+}
+
+// An output begins at the last number that a level reads, or behind it.
+TEST(SharedPrefixCalls, OutputsShareNoMemoryWithWhatLevelsRead) {
+  SharedCase c = two_levels();
+  c.window_left = 6;
+  Shared shared(c);
+  ForwardInputs in = shared.inputs();
+  const std::vector<SharedPrefix> levels = shared.levels;
+  const Attention attention = Attention::create(c.config(), Device::host());
+  for (std::size_t level = 0; level < levels.size(); ++level) {
+    for (const std::string field : {"block_table", "cu_rows", "lengths", "begin", "positions"}) {
+      if (field == "begin" && levels[level].begin == nullptr) continue;
+      std::vector<std::int32_t> room(4096);
+      shared.levels = levels;
+      std::int32_t* const last = move_to(room, shared.levels[level], field);
+      in.prefixes = shared.levels;
+      for (const std::string name : {"o", "lse"}) {
+        const std::string other = "prefixes[" + std::to_string(level) + "]." + field;
+        ForwardOutputs out{shared.outputs.o.view(), shared.outputs.lse.view()};
+        TensorView& written = name == "o" ? out.o : out.lse;
+        written.data = last;
+        try {
+          attention.forward(in, out);
+          ADD_FAILURE() << name << " over " << other;
+        } catch (const Error& error) {
+          EXPECT_EQ(error.what(),
+                    name + " = memory shared with " + other + ": accepted is an output that overlaps no other tensor");
+        }
+        written.data = last + 1;
+        EXPECT_NO_THROW(attention.forward(in, out)) << name << " behind " << other;
+      }
+    }
+  }
+}
+
+TEST(SharedPrefixCalls, HaveAtMostEightLevelsWhereverTheyAreNamed) {
+  const SharedCase c = two_levels();
+  const Attention attention = Attention::create(c.config(), Device::host());
+  const AttentionShape shape{.b = 2, .h_q = 4, .h_kv = 2, .s_q = 1, .s_kv = 8};
+  const std::vector<SharedPrefixShape> eight(8), nine(9);
+  EXPECT_NO_THROW(attention.prepare(shape, eight));
+  EXPECT_GT(attention.workspace_size(shape, eight), 0U);
+  expect_invalid("prefixes", [&] { attention.prepare(shape, nine); });
+  expect_invalid("prefixes", [&] { attention.workspace_size(shape, nine); });
 }
 
 TEST(SharedPrefixCalls, OfConfigurationsWithoutAMeaningAreRefused) {

@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <initializer_list>
+#include <limits>
 
 #include "unit/parallel/parallel_case.hpp"
 
@@ -159,6 +163,133 @@ TEST(Agreement, CallsThatAreRefused) {
                          }),
                          packed),
             "q");
+}
+
+/// A rank of two, and tensors of forward and backward, each with memory of its own.
+class EveryShard : public testing::Test {
+ protected:
+  struct Slot {
+    std::string name;
+    TensorView* view;
+    bool written;
+  };
+
+  TensorView tensor(std::initializer_list<std::int64_t> shape) {
+    memory_.emplace_back(1024, 1.0F);
+    return TensorView(static_cast<void*>(memory_.back().data()), DType::f32, shape);
+  }
+
+  /// What is refused, in words; nothing was sent, so that the group serves calls as before.
+  std::string refused(bool backward) {
+    try {
+      if (backward) {
+        parallel_.backward({q_, k_, v_, o_, lse_, dout_, dlse_, {}, sink_}, {dq_, dk_, dv_, {}, dsink_});
+      } else {
+        parallel_.forward({q_, k_, v_, {}, sink_}, {o_, lse_});
+      }
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
+      EXPECT_NO_THROW(parallel_.communicator().check()) << error.what();
+      return error.what();
+    }
+    return "";
+  }
+
+  std::vector<Slot> slots(bool backward) {
+    std::vector<Slot> all{{"q", &q_, false},       {"k", &k_, false},     {"v", &v_, false},
+                          {"sink", &sink_, false}, {"o", &o_, !backward}, {"lse", &lse_, !backward}};
+    if (!backward) return all;
+    all.insert(all.end(), {{"dout", &dout_, false},
+                           {"dlse", &dlse_, false},
+                           {"dq", &dq_, true},
+                           {"dk", &dk_, true},
+                           {"dv", &dv_, true},
+                           {"dsink", &dsink_, true}});
+    return all;
+  }
+
+  static ContextParallelConfig with_sink() {
+    ContextParallelConfig config = usual();
+    config.attention.sink = true;
+    return config;
+  }
+
+  std::vector<std::shared_ptr<Communicator>> group_ = make_local_group(2);
+  ContextParallel parallel_ = ContextParallel::create(with_sink(), group_[0]);
+  std::vector<std::vector<float>> memory_;
+  TensorView q_ = tensor({1, 2, 16, 8}), k_ = tensor({1, 1, 16, 8}), v_ = tensor({1, 1, 16, 8}),
+             o_ = tensor({1, 2, 16, 8}), lse_ = tensor({1, 2, 16}), sink_ = tensor({2}), dout_ = tensor({1, 2, 16, 8}),
+             dlse_ = tensor({1, 2, 16}), dq_ = tensor({1, 2, 16, 8}), dk_ = tensor({1, 1, 16, 8}),
+             dv_ = tensor({1, 1, 16, 8}), dsink_ = tensor({2});
+};
+
+TEST_F(EveryShard, IsRefusedWithEachFieldThatCannotBe) {
+  for (const bool backward : {false, true}) {
+    for (const Slot& slot : slots(backward)) {
+      const TensorView good = *slot.view;
+      const auto expect_refused = [&](const std::function<void(TensorView&)>& spoil) {
+        spoil(*slot.view);
+        EXPECT_EQ(refused(backward).find(slot.name + " = "), 0U) << slot.name << ": " << refused(backward);
+        *slot.view = good;
+      };
+      const auto last = static_cast<std::size_t>(good.rank - 1);
+      for (std::size_t axis = 0; axis <= last; ++axis) {
+        if (good.shape[axis] == 1) continue;
+        for (const std::int64_t stride :
+             {std::int64_t{1} << 62, -(std::int64_t{1} << 58), std::numeric_limits<std::int64_t>::min()}) {
+          expect_refused([&](TensorView& view) { view.strides[axis] = stride; });
+        }
+      }
+      for (const int rank : {-1, 5, 1'000'000}) expect_refused([&](TensorView& view) { view.rank = rank; });
+      expect_refused([&](TensorView& view) { view.shape[last] = -4; });
+      expect_refused([](TensorView& view) { view.data = nullptr; });
+      expect_refused([](TensorView& view) { view.data = static_cast<std::byte*>(view.data) + 1; });
+      expect_refused([](TensorView& view) { view.dtype = static_cast<DType>(99); });
+      if (slot.written) expect_refused([](TensorView& view) { view.read_only = true; });
+    }
+  }
+}
+
+TEST_F(EveryShard, SharesNoMemoryWithWhatIsWritten) {
+  for (const bool backward : {false, true}) {
+    for (const Slot& written : slots(backward)) {
+      for (const Slot& other : slots(backward)) {
+        if (!written.written || written.view == other.view) continue;
+        const TensorView good = *written.view;
+        written.view->data = static_cast<float*>(other.view->data) + (other.view->elements() - 1);
+        const std::string text = refused(backward);
+        EXPECT_NE(text.find("memory shared with "), std::string::npos) << written.name << " over " << other.name;
+        *written.view = good;
+      }
+    }
+  }
+}
+
+TEST_F(EveryShard, SizesThatNoProductHoldsAreRefused) {
+  constexpr std::int64_t kHuge = std::int64_t{1} << 62;
+  for (TensorView* const view : {&q_, &o_}) {
+    view->shape[2] = kHuge;
+    view->strides[2] = 0;
+  }
+  EXPECT_NE(refused(false), "");
+  for (const ContextShape& shape :
+       {ContextShape{kHuge, 2, 1, 32, 32}, ContextShape{1, kHuge, 1, 32, 32}, ContextShape{1, 2, kHuge, 32, 32},
+        ContextShape{1, 2, 1, kHuge, 32}, ContextShape{1, 2, 1, 32, kHuge}, ContextShape{-1, 2, 1, 32, 32},
+        ContextShape{1, 2, 0, 32, 32}, ContextShape{1, -2, -1, 32, 32},
+        ContextShape{1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20}}) {
+    EXPECT_THROW(parallel_.prepare(shape, true), Error);
+    EXPECT_THROW(static_cast<void>(parallel_.scheme(shape)), Error);
+    EXPECT_THROW(static_cast<void>(parallel_.memory(shape, true)), Error);
+    EXPECT_THROW(static_cast<void>(parallel_.describe(shape, false)), Error);
+    EXPECT_THROW(static_cast<void>(compare_schemes(usual(), ShardLayout::zigzag, shape, 2)), Error);
+  }
+  constexpr int kMost = std::numeric_limits<int>::max();
+  for (const int ranks : {std::numeric_limits<int>::min(), 0, 1 << 17, kMost}) {
+    EXPECT_THROW(static_cast<void>(compare_schemes(usual(), ShardLayout::contiguous, {1, 2, 1, kMost, kMost}, ranks)),
+                 Error);
+    EXPECT_THROW(static_cast<void>(make_local_group(ranks)), Error);
+    EXPECT_THROW(static_cast<void>(shard_rows(ShardLayout::zigzag, ranks, 0, {})), Error);
+  }
 }
 
 }  // namespace

@@ -73,6 +73,12 @@ TEST(Shard, BadInput) {
   EXPECT_EQ(refused(whole, TensorView(other.data(), DType::f32, {1, 1, 9, 4})), "part");
   EXPECT_EQ(refused(whole, TensorView(static_cast<const float*>(other.data()), DType::f32, {1, 1, 8, 4})), "part");
   EXPECT_EQ(refused(TensorView(memory.data(), DType::f32, {1, 1, 15, 4}), part), "s");
+  EXPECT_EQ(refused(whole, part), "part") << "memory of the whole";
+  for (const std::int64_t stride : {std::int64_t{1} << 62, std::numeric_limits<std::int64_t>::min()}) {
+    TensorView far = whole;
+    far.strides[2] = stride;
+    EXPECT_EQ(refused(far, TensorView(other.data(), DType::f32, {1, 1, 8, 4})), "whole");
+  }
   EXPECT_EQ(refused(TensorView(memory.data(), DType::f32, {16}), part), "whole");
   how.rank = 2;
   EXPECT_EQ(refused(whole, part), "rank");

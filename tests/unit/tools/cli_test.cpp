@@ -203,6 +203,16 @@ TEST_F(CliRun, WarnsOnce) {
   EXPECT_TRUE(contains(tune.output, "FA_TUNE = maybe")) << tune.output;
 }
 
+TEST(CliWords, BudgetsArePositive) {
+  for (const char* const option : {"--budget ", "--timing "}) {
+    for (const char* const wrong : {"nan", "inf", "-1", "0", "2s", "''"}) {
+      const Result result = run(std::string("tune ") + option + wrong);
+      EXPECT_EQ(result.status, 2) << option << wrong;
+      EXPECT_TRUE(contains(result.output, "accepted is a finite number above 0")) << result.output;
+    }
+  }
+}
+
 TEST(CliWords, AnUnknownCommandIsNamed) {
   const Result command = run("inof");
   EXPECT_EQ(command.status, 2);
@@ -295,8 +305,8 @@ TEST(CliBench, RequestsHaveLengths) {
   EXPECT_GT(even[250], 13000);
   EXPECT_TRUE(contains(run(decode + "uniform:9:9 --batch 2").output, "b=2 h_q=32 h_kv=8 s_q=1 s_kv=9 "))
       << "not ragged";
-  for (const char* wrong : {"0", "5,", "a", "5*0", "5*2*3", "uniform:9", "uniform:9:8", "log-uniform:0:8", "2147483648",
-                            "2147483647*2,5"}) {
+  for (const char* wrong : {"''", "0", "5,", "a", "5*0", "5*2*3", "uniform:9", "uniform:9:8", "log-uniform:0:8",
+                            "2147483648", "2147483647*2,5"}) {
     const Result result = run(decode + wrong);
     EXPECT_NE(result.status, 0) << wrong;
     EXPECT_TRUE(contains(result.output, "--lengths")) << wrong << result.output;
@@ -383,6 +393,12 @@ TEST(CliCompileWords, DebugKernelsAreAskedForByOptionOrEnvironment) {
   const std::string unit = "render --arch sm_90a --head-dim 64 --unit-only ";
   EXPECT_FALSE(contains(run(unit).output, "#define FA_DEBUG_KERNELS 1"));
   EXPECT_TRUE(contains(run(unit, "FA_DEBUG_KERNELS=1").output, "#define FA_DEBUG_KERNELS 1"));
+  EXPECT_EQ(run(plan, "FA_DEBUG_KERNELS=0").output, plain);
+  for (const char* const wrong : {"yes", "no", "2"}) {
+    const Result result = run(plan, std::string("FA_DEBUG_KERNELS=") + wrong);
+    EXPECT_EQ(result.status, 1) << wrong;
+    EXPECT_TRUE(contains(result.output, "accepted is 0 or 1")) << result.output;
+  }
 }
 
 TEST(CliCompileWords, ADryRunSpeaksJsonToo) {
