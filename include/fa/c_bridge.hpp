@@ -10,8 +10,8 @@
 
 #include <fa/attention.hpp>
 
-/// What a library beside fa, as fa_parallel is, needs for a C ABI of its own that takes the structs of fa.h. With it such
-/// a library holds tensors to what fa asks of them. Changes with every minor version.
+/// What a library beside fa, as fa_parallel is, needs for a C ABI of its own that takes the structs of fa.h. With it
+/// such a library holds tensors to what fa asks of them. Changes with every minor version.
 namespace fa::c_bridge {
 
 /// What the structs stand for. Throw fa::Error(invalid_argument, unsupported) that names the field. Texts of captures

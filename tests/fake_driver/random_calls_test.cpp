@@ -8,8 +8,10 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "api/validate.hpp"
 #include "fake_driver/launches_test.hpp"
 
 // What holds of every call, whatever its configuration, sizes and strides. The compiler is a fake one, too, so that
@@ -100,6 +102,103 @@ TEST_F(RandomCallsTest, AWorkspaceOfTheSizeThatIsSaidIsEnough) {
   EXPECT_GT(forward, 1200);
   EXPECT_GT(backward, 1200);
   EXPECT_GT(packed, 300);
+}
+
+/// Draws what a configuration may have besides: states, bits that depend on less, and 8-bit elements.
+void add_to(AttentionConfig& config, RandomCalls& random) {
+  if (random.one_in(3)) config.invariance = random.one_of({Invariance::batch, Invariance::rows});
+  if (config.invariance != Invariance::none) {
+    config.kernel = config.kernel_backward = std::nullopt;
+  } else if (random.one_in(3)) {
+    config.accumulate = true;
+    config.sink = false;
+  }
+  if (config.page_size > 0 && config.invariance == Invariance::none && random.one_in(3)) {
+    config.k_dtype = random.one_of({DType::e4m3, DType::i8});
+    config.v_dtype = random.one_of({DType::e4m3, DType::i8});
+  }
+  if (config.page_size > 0 || config.varlen || !random.one_in(3)) return;
+  const auto [causal, align] = std::pair(config.causal, config.causal_align);
+  const auto [tune, cache] = std::pair(config.tune, config.cache);
+  config = {};
+  config.tune = tune, config.cache = cache;
+  config.dtype = random.one_of({DType::e4m3, DType::e5m2});
+  config.head_dim = random.one_of({64, 128, 256});
+  config.causal = causal, config.causal_align = align;
+}
+
+/// Draws a place in a larger attention and a bound of multiprocessors, and says so in the shape.
+template <class Inputs>
+void place(Inputs& inputs, AttentionShape& shape, const AttentionConfig& config, RandomCalls& random) {
+  if (random.one_in(4)) inputs.max_multiprocessors = static_cast<int>(random.up_to(100));
+  shape.bounded = inputs.max_multiprocessors > 0;
+  if (config.page_size > 0 || !random.one_in(2)) return;
+  ShardPlace place;
+  place.q = random.up_to(10000) - 1;
+  place.kv = random.up_to(10000) - 1;
+  if (!config.varlen && random.one_in(2)) place.q_step = place.kv_step = random.up_to(4);
+  inputs.place = place;
+  shape.placed = true;
+  shape.strided = place.q_step != 1 || place.kv_step != 1;
+}
+
+/// K and V of a cache in 8 bits, with a scale a row.
+void store_in_8_bits(ForwardInputs& inputs, AttentionShape& shape, const AttentionConfig& config) {
+  std::uintptr_t at = std::uintptr_t{1} << 59;
+  const auto set = [&](TensorView& view, TensorView& scale, DType dtype) {
+    const auto [pages, heads, rows, d] = view.shape;
+    view = TensorView(view.data, dtype, {pages, heads, rows, d});
+    view.data = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(view.data) & ~std::uintptr_t{15});
+    scale = TensorView(reinterpret_cast<const void*>(at += std::uintptr_t{1} << 50), DType::f32, {pages, heads, rows});
+  };
+  set(inputs.k, inputs.k_scale, *config.k_dtype);
+  set(inputs.v, inputs.v_scale, *config.v_dtype);
+  shape.aligned = api::rows_aligned(inputs.q) && api::rows_aligned(inputs.k) && api::rows_aligned(inputs.v);
+}
+
+TEST_F(RandomCallsTest, SoItIsOfStatesPartsOfLargerCallsBoundsAnd8Bits) {
+  std::map<std::string, int> served;
+  for (unsigned seed = 3000; seed < 3500; ++seed) {
+    RandomCalls random(seed), more(seed + 1000000);
+    AttentionConfig config = more.one_in(4) ? random.paged_config() : random.config();
+    config.tune = config_.tune;
+    config.cache = config_.cache;
+    add_to(config, more);
+    const auto attention = create(config);
+    if (!attention) continue;
+    for (int i = 0; i < 3; ++i) {
+      RandomCalls::Call call = random.call(config, random.shape(config));
+      if (config.k_dtype) store_in_8_bits(call.inputs, call.forward_shape, config);
+      if (size_of(config.dtype) == 1) call.outputs.o.dtype = DType::bf16;
+      call.forward_shape.aligned = call.forward_shape.aligned && api::rows_aligned(call.outputs.o);
+      place(call.inputs, call.forward_shape, config, more);
+      place(call.backward_inputs, call.backward_shape, config, more);
+      SCOPED_TRACE("seed " + std::to_string(seed) + ": " + text_of(config, call.forward_shape));
+      launches_().clear();
+      const bool forward = serves([&] {
+        const std::size_t bytes = attention->workspace_size(call.forward_shape);
+        attention->forward(call.inputs, call.outputs, nullptr, {kMemory, bytes});
+        expect_within(bytes);
+      });
+      launches_().clear();
+      const bool backward = serves([&] {
+        const std::size_t bytes = attention->backward_workspace_size(call.backward_shape);
+        attention->backward(call.backward_inputs, call.backward_outputs, nullptr, {kMemory, bytes});
+        expect_within(bytes);
+      });
+      served["invariant"] += forward && config.invariance != Invariance::none;
+      served["accumulating"] += forward && config.accumulate;
+      served["stored in 8 bits"] += forward && config.k_dtype.has_value();
+      served["of 8 bits"] += forward && size_of(config.dtype) == 1;
+      served["placed"] += forward && call.forward_shape.placed;
+      served["strided"] += forward && call.forward_shape.strided;
+      served["bounded"] += forward && call.forward_shape.bounded;
+      served["backward, placed"] += backward && call.backward_shape.placed;
+      served["backward, bounded"] += backward && call.backward_shape.bounded;
+    }
+    if (HasFailure()) return;
+  }
+  for (const auto& [kind, count] : served) EXPECT_GT(count, 20) << kind;
 }
 
 TEST_F(RandomCallsTest, CallsOverPagesNeedOneKernelWithASchedule) {

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <map>
 #include <regex>
 #include <set>
 #include <string>
@@ -154,6 +155,81 @@ TEST(TemplateText, TheRuleForAsmFindsWhatItIsFor) {
   EXPECT_TRUE(moves(R"(asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));)"));
   EXPECT_TRUE(
       moves(R"(asm("{\n.reg .pred p;\nsetp.ne.u64 p, %1, 0;\n@p ld.global.nc.f32 %0, [%1];\n}\n" : "+f"(y));)"));
+}
+
+/// What decides whether a loop goes on, of all loops of a template.
+std::vector<std::string> conditions_of(const std::string& source, const std::string& keyword) {
+  std::string code;
+  for (const std::string& line : lines_of(source)) code += without_comment(line) + "\n";
+  std::vector<std::string> result;
+  const std::regex start("\\b" + keyword + R"(\s*\()");
+  for (std::sregex_iterator it(code.begin(), code.end(), start), end; it != end; ++it) {
+    std::string text;
+    int depth = 1;
+    for (auto i = static_cast<std::size_t>(it->position() + it->length()); i < code.size(); ++i) {
+      depth += code[i] == '(' ? 1 : code[i] == ')' ? -1 : 0;
+      if (depth == 0) break;
+      text += code[i];
+    }
+    if (keyword == "for" && text.find(';') != std::string::npos) {
+      text = text.substr(text.find(';') + 1);
+      text = text.substr(0, text.find(';'));
+    } else if (keyword == "for") {
+      text.clear();  // over a range
+    }
+    result.push_back(text);
+  }
+  return result;
+}
+
+/// Whether what is computed from elements of tensors decides on another round.
+bool asks_for_values(const std::string& condition) {
+  static const std::regex values(R"(\b(lost|is_far|rises|grew|any_infinite|softmax|sum|max|offset|vote_\w+)\b)");
+  static const std::regex bound(R"(\w+ < k[A-Z]\w* &&)");
+  return std::regex_search(condition, values) && !std::regex_search(condition, bound);
+}
+
+// A loop that goes on while numbers of tensors say so may never end: rounding can keep them what they are. Where
+// `while` stands nothing but these decides: jobs that are handed out, barriers, and whole numbers that shrink in every
+// round.
+TEST(TemplateText, NoLoopGoesOnForWhatTensorsHold) {
+  const std::map<std::string, std::set<std::string>> known = {
+      {"common/constants.cuh", {"power < n"}},
+      {"common/paged.cuh", {"b != 0"}},
+      {"common/row_pieces.cuh", {"width > 1 && count % width != 0"}},
+      {"common/schedule.cuh", {"end - first > 1"}},
+      {"common/sequences.cuh", {"count > 1"}},
+      {"sm90/sm90_backward.cuh", {"true"}},
+      {"sm90/sm90_backward_pair.cuh",
+       {"addition.state != Addition::State::told && !ptx::mbarrier_test(ds_full(), parity_of_one(count))"}},
+      {"sm90/sm90_dropout_warps.cuh", {"consume_work(cursor, q_slot)"}},
+      {"sm90/sm90_forward.cuh", {"true"}},
+      {"sm90/sm90_fp8_forward.cuh", {"true"}},
+      {"sm90/sm90_fp8_producer.cuh", {"true"}},
+      {"sm90/sm90_producer.cuh", {"true", "index < tiles"}}};
+  int loops = 0;
+  for (const EmbeddedTemplate& entry : embedded_templates()) {
+    for (const std::string& condition : conditions_of(entry.text, "for")) {
+      EXPECT_FALSE(asks_for_values(condition)) << entry.name << ": " << condition;
+      ++loops;
+    }
+    if (in_ptx(entry.name)) continue;  // waits
+    const auto found = known.find(entry.name);
+    for (const std::string& condition : conditions_of(entry.text, "while")) {
+      EXPECT_TRUE(found != known.end() && found->second.contains(condition)) << entry.name << ": " << condition;
+      ++loops;
+    }
+  }
+  EXPECT_GT(loops, 300);
+}
+
+TEST(TemplateText, TheRuleForLoopsFindsWhatItIsFor) {
+  EXPECT_EQ(conditions_of("while (softmax.lost(kLeastLost)) {}", "while")[0], "softmax.lost(kLeastLost)");
+  const auto asks = [](const std::string& source) { return asks_for_values(conditions_of(source, "for").at(0)); };
+  EXPECT_TRUE(asks("for (; softmax.lost(kLeast);) again();"));
+  EXPECT_TRUE(asks("for (int i = 0; ptx::vote_any(grew); ++i) {}"));
+  EXPECT_FALSE(asks("for (int round = 0; round < kRounds && softmax.lost(kLeast); ++round) {}"));
+  EXPECT_FALSE(asks("for (int r = 0; r < 2; ++r) sum += s[r];"));
 }
 
 TEST(TemplateText, HeadersAreGuardedByTheirPath) {
