@@ -98,9 +98,12 @@ void check_config(const ContextParallelConfig& config, ShardLayout layout, int r
 
 /// all_gather holds keys of all ranks thrice for each piece: so many that these are two shards, and at least four.
 int pieces_of_keys(std::int64_t heads, int ranks) {
-  std::int64_t pieces = std::min<std::int64_t>(heads, std::max((3 * ranks + 1) / 2, 4));
-  while (heads % pieces != 0) ++pieces;
-  return static_cast<int>(pieces);
+  constexpr std::int64_t kMost = 4096;  // that are looked for; no attention has as many KV heads
+  const std::int64_t least = std::max((3 * std::int64_t{ranks} + 1) / 2, std::int64_t{4});
+  for (std::int64_t pieces = least; pieces < std::min(heads, kMost); ++pieces) {
+    if (heads % pieces == 0) return static_cast<int>(pieces);
+  }
+  return static_cast<int>(heads);
 }
 
 Problem problem_of(const ContextParallelConfig& config, ShardLayout layout, int ranks, const ContextShape& shape,

@@ -38,6 +38,23 @@ TEST(Model, EfficiencyGrowsWithTokens) {
   }
 }
 
+// Pieces that K and V come in: four, or as many as keep what is held to two shards, as far as heads divide.
+TEST(Model, PiecesOfAllGatherDivideTheHeads) {
+  ContextParallelConfig config = usual();
+  config.scheme = Scheme::all_gather;
+  const auto pieces = [&](int ranks, std::int64_t heads) {
+    const ContextShape shape{1, heads, heads, 4096, 4096};
+    const SchemeTime time = compare_schemes(config, ShardLayout::zigzag, shape, ranks).front();
+    return parallel::problem_of(config, ShardLayout::zigzag, ranks, shape, {}, time).head_groups;
+  };
+  EXPECT_EQ(pieces(2, 16), 4);
+  EXPECT_EQ(pieces(4, 16), 8);
+  EXPECT_EQ(pieces(8, 24), 12);
+  EXPECT_EQ(pieces(2, 7), 7);
+  EXPECT_EQ(pieces(2, 2), 2);
+  EXPECT_EQ(pieces(2, 2147418083), 2147418083) << "a prime, which is not searched for ever";
+}
+
 TEST(Model, SlowLinksCost) {
   ClusterSpeeds slow;
   slow.link = 10e9;
