@@ -1,5 +1,6 @@
 #include "reference/elements.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
@@ -80,7 +81,7 @@ void store_element(const TensorView& t, std::int64_t offset, double value) {
     case DType::e5m2:
       return put(encode_e5m2(value));
     case DType::u4x2:
-      return put(std::isnan(value) ? std::uint8_t{255} : static_cast<std::uint8_t>(value));
+      return put(std::isnan(value) ? std::uint8_t{255} : static_cast<std::uint8_t>(std::clamp(value, 0.0, 255.0)));
   }
 }
 
