@@ -32,6 +32,17 @@ FA_DEVICE void settle(const uint32_t (&pairs)[kSteps][4], uint32_t shared) {
       : "memory");
 }
 
+/// The same of bytes that may be negative: what is converted is never 0xff, as a NaN is 0x7f.
+template <int kSteps>
+FA_DEVICE void settle_signed(const uint32_t (&pairs)[kSteps][4], uint32_t shared) {
+  uint32_t common = ~0u;
+  FA_UNROLL
+  for (int i = 0; i < 4 * kSteps; ++i) common &= pairs[i / 4][i % 4];
+  asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %0, 0xffffffff;\n@p st.shared.u32 [%1], %0;\n}\n" ::"r"(common),
+               "r"(shared)
+               : "memory");
+}
+
 }  // namespace fa::ptx
 
 #endif  // FA_TEMPLATES_PTX_FP8_CUH_

@@ -173,7 +173,11 @@ struct Fp8Forward : Fp8Block<Config> {
       if (rises) multiply(at.o[0], at.softmax.factor);
     }
     if constexpr (kPingpong) {
-      ptx::settle(pairs, this->work_shared(0));
+      if constexpr (kValueScales) {
+        ptx::settle_signed(pairs, this->work_shared(0));
+      } else {
+        ptx::settle(pairs, this->work_shared(0));
+      }
       await_pingpong(at.consumer);
     }
     RingSlot<kStages> next = at.v_slot;

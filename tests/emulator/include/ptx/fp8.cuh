@@ -19,8 +19,22 @@ FA_DEVICE uint32_t convert_e4m3(float x0, float x1, float x2, float x3,
   return y;
 }
 
+// The stores that never happen, where they do.
 template <int kSteps>
-FA_DEVICE void settle(const uint32_t (&)[kSteps][4], uint32_t) {}
+FA_DEVICE void settle(const uint32_t (&pairs)[kSteps][4], uint32_t shared,
+                      const emulator::Site& site = emulator::Site::current()) {
+  uint32_t signs = 0;
+  for (int i = 0; i < 4 * kSteps; ++i) signs |= pairs[i / 4][i % 4];
+  if ((signs & 0x80808080) != 0) emulator::store_shared(shared, &signs, sizeof signs, "st.shared.u32", site);
+}
+
+template <int kSteps>
+FA_DEVICE void settle_signed(const uint32_t (&pairs)[kSteps][4], uint32_t shared,
+                             const emulator::Site& site = emulator::Site::current()) {
+  uint32_t common = ~0u;
+  for (int i = 0; i < 4 * kSteps; ++i) common &= pairs[i / 4][i % 4];
+  if (common == ~0u) emulator::store_shared(shared, &common, sizeof common, "st.shared.u32", site);
+}
 
 }  // namespace fa::ptx
 
