@@ -179,7 +179,8 @@ TEST(Planner, EqualSlotsOfEightBitFloatsHaveEqualPlans) {
       ASSERT_EQ(plan.kernel, known->kernel);
       ASSERT_EQ(plan.alternatives, known->alternatives);
     }
-    const auto& own = plan_forward(problem, {}).kernel.as<Sm90Fp8Forward>();
+    const ForwardPlan planned = plan_forward(problem, {});
+    const auto& own = planned.kernel.as<Sm90Fp8Forward>();
     EXPECT_EQ(own.byte_output, problem.o_dtype == DType::e4m3);
     EXPECT_EQ(own.half_output, problem.o_dtype == DType::f16);
     EXPECT_EQ(own.key_scales, problem.key_scales);
