@@ -197,6 +197,9 @@ int fa_parallel_forward(fa_parallel* parallel, const fa_forward_inputs* inputs, 
                         void* stream, const int64_t* lengths, uint64_t length_count) {
   return fa::guarded([&] {
     fa::require(parallel, "parallel");
+    if (fa::read_struct(inputs, "inputs").prefix_count > 0) {
+      fa::parallel::throw_unsupported("prefixes", "given", "nothing with context parallelism");
+    }
     parallel->parallel.forward(fa::c_bridge::to_inputs(inputs), fa::c_bridge::to_outputs(outputs),
                                static_cast<fa::Stream>(stream), fa::to_lengths(lengths, length_count));
   });

@@ -235,11 +235,25 @@ class ContextParallel::Impl {
   template <class Inputs>
   static void refuse_fields(const Inputs& inputs) {
     const std::string none = "nothing with context parallelism";
-    if (inputs.sequences.b != 0 || inputs.sequences.cu_seqlens_q != nullptr) {
+    const PackedSequences& sequences = inputs.sequences;
+    if (sequences.b != 0 || sequences.cu_seqlens_q != nullptr || sequences.cu_seqlens_kv != nullptr ||
+        sequences.seqused_q != nullptr || sequences.seqused_kv != nullptr) {
       throw_invalid("sequences", "given", "nothing: `lengths` says where sequences are");
     }
     if (inputs.tiles.data != nullptr) throw_unsupported("tiles", "given", none);
+    if constexpr (requires { inputs.cache; }) {
+      if (inputs.cache.block_table.defined()) throw_unsupported("cache", "given", none);
+      if (inputs.schedule.data != nullptr) throw_unsupported("schedule", "given", none);
+      if (!inputs.prefixes.empty()) throw_unsupported("prefixes", "given", none);
+      for (const auto& [name, scale] : {std::pair{"k_scale", &inputs.k_scale}, std::pair{"v_scale", &inputs.v_scale},
+                                        std::pair{"q_scale", &inputs.q_scale}}) {
+        if (scale->defined()) throw_unsupported(name, "given", none);
+      }
+    }
     if (inputs.place) throw_unsupported("place", "given", none + ", which places calls itself");
+    if (inputs.max_multiprocessors < 0) {
+      throw_invalid("max_multiprocessors", inputs.max_multiprocessors, "1 and more, or 0: all");
+    }
   }
 
   template <class Inputs>

@@ -13,6 +13,7 @@
 
 #include "parallel/errors.hpp"
 #include "parallel/layout.hpp"
+#include "parallel/timeout.hpp"
 
 namespace fa {
 namespace {
@@ -250,8 +251,9 @@ Communicator::~Communicator() = default;
 
 std::vector<std::shared_ptr<Communicator>> make_local_group(int size, const LocalGroupOptions& options) {
   parallel::check_ranks("size", size);
-  if (options.timeout.count() <= 0) parallel::throw_invalid("timeout", options.timeout.count(), "1 ms or more");
-  const auto hub = std::make_shared<Hub>(size, options);
+  LocalGroupOptions checked = options;
+  checked.timeout = parallel::checked_timeout(options.timeout);
+  const auto hub = std::make_shared<Hub>(size, std::move(checked));
   std::vector<std::shared_ptr<Communicator>> ranks;
   for (int rank = 0; rank < size; ++rank) ranks.push_back(std::make_shared<LocalRank>(hub, rank));
   return ranks;

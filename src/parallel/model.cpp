@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <exception>
 #include <string>
 
 #include "parallel/config.hpp"
@@ -194,7 +195,7 @@ std::vector<SchemeTime> scheme_times(const ContextParallelConfig& config, ShardL
   std::vector<SchemeTime> choices;
   add_choices(config, ranks, choices);
   std::vector<SchemeTime> times;
-  std::string problem_text = "a scheme that divides the ranks";
+  std::exception_ptr refusal;  // of the first choice, which asks for the least
   for (const SchemeTime& choice : choices) {
     try {
       const Problem problem = problem_of(config, layout, ranks, shape, lengths, choice);
@@ -208,12 +209,12 @@ std::vector<SchemeTime> scheme_times(const ContextParallelConfig& config, ShardL
       const Costs costs = costs_of(single, size, all, speeds);
       time.single = calls_time(costs.forward + costs.backward, 1, costs.rounds, speeds) + 3 * speeds.launch;
       times.push_back(time);
-    } catch (const Error& error) {
-      problem_text = error.what();
-      if (choices.size() == 1) throw;
+    } catch (const Error&) {
+      if (!refusal) refusal = std::current_exception();
     }
   }
-  if (times.empty()) throw Error(ErrorCode::invalid_argument, problem_text, {{"problem", problem_text}});
+  if (times.empty() && refusal) std::rethrow_exception(refusal);
+  if (times.empty()) throw_invalid("scheme", to_string(config.scheme), "a scheme that divides the ranks");
   std::ranges::stable_sort(times, {}, [](const SchemeTime& time) { return time.forward + time.backward; });
   return times;
 }

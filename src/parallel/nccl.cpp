@@ -14,6 +14,7 @@
 #include "parallel/cuda.hpp"
 #include "parallel/errors.hpp"
 #include "parallel/nccl_api.hpp"
+#include "parallel/timeout.hpp"
 
 namespace fa {
 namespace {
@@ -77,7 +78,6 @@ class NcclCommunicator final : public Communicator {
   /// Once the other constructor is done, the destructor gives back what this one has made before it fails.
   NcclCommunicator(Nccl::Comm comm, const NcclOptions& options)
       : NcclCommunicator(comm, options, Device::cuda(ordinal_of(comm))) {
-    if (options.timeout.count() <= 0) parallel::throw_invalid("timeout", options.timeout.count(), "1 ms or more");
     nccl_check(nccl().comm_count(comm, &size_), "ncclCommCount");
     nccl_check(nccl().comm_rank(comm, &rank_), "ncclCommUserRank");
     const CudaScope scope(context_);
@@ -183,7 +183,7 @@ class NcclCommunicator final : public Communicator {
 
  private:
   NcclCommunicator(Nccl::Comm comm, const NcclOptions& options, Device device)
-      : comm_(comm), options_(options), context_(device) {}
+      : comm_(comm), options_{parallel::checked_timeout(options.timeout), options.watch}, context_(device) {}
 
   /// A group that is queued. The bound counts from when the device has come to it.
   struct Expected {

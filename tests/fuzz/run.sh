@@ -8,9 +8,12 @@ for fuzzer in fa_fuzz_*; do
   "./$fuzzer" -max_total_time="$seconds" -timeout=25 -rss_limit_mb=4096 -max_len=8192 -print_final_stats=1 \
     -artifact_prefix="found/$fuzzer-" "corpus/$fuzzer" "seeds/${fuzzer#fa_fuzz_}" >"logs/$fuzzer" 2>&1 &
 done
-./fa_c_abi_fuzz --calls "$calls" --threads "$threads" >logs/fa_c_abi_fuzz 2>&1
-status=$?
-echo "fa_c_abi_fuzz: status $status, $(tail -n 1 logs/fa_c_abi_fuzz)"
+status=0
+for program in fa_c_abi_fuzz fa_parallel_abi_fuzz; do
+  result=0
+  "./$program" --calls "$calls" --threads "$threads" >"logs/$program" 2>&1 || result=$? status=1
+  echo "$program: status $result, $(tail -n 1 "logs/$program")"
+done
 wait
 for fuzzer in fa_fuzz_*; do
   runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "logs/$fuzzer")

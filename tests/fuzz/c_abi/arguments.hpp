@@ -15,6 +15,7 @@
 
 #include "fuzz/c_abi/expressions.hpp"
 #include "fuzz/c_abi/memory.hpp"
+#include "fuzz/c_abi/structs.hpp"
 #include "fuzz/random.hpp"
 
 namespace fa::fuzz {
@@ -57,10 +58,9 @@ struct MergeArguments {
 
 /// Makes arguments that are valid but for one choice in `mischief` (0: none). Whatever a valid argument names is in
 /// memory. What cannot be spoils its call: `must_fail` then says so.
-class Arguments {
+class Arguments : public Structs {
  public:
-  Arguments(Random& random, Memory& memory, std::uint64_t mischief)
-      : random_(random), memory_(memory), mischief_(mischief) {}
+  Arguments(Random& random, Memory& memory, std::uint64_t mischief) : Structs(random, memory, mischief) {}
 
   GivenConfig config(bool host);
   fa_device device(bool host);
@@ -78,7 +78,6 @@ class Arguments {
   const fa_dropout_state* dropout();
   void* stream() { return reinterpret_cast<void*>(random_.one_in(4) ? random_.next() : 0); }
   const char* arch();
-  const char* text(const std::string& text);
 
   /// A struct that the library fills, of exactly the bytes that its size says.
   template <class Struct>
@@ -90,52 +89,9 @@ class Arguments {
   bool must_fail() const { return must_fail_; }
   void forget() { must_fail_ = false; }
 
-  /// Whether the next choice is to be a wild one.
-  bool bad() { return mischief_ != 0 && random_.one_in(mischief_); }
-
  private:
   enum class Use : std::uint8_t { input, output };
 
-  std::uint32_t struct_size(std::size_t size);
-
-  /// The bytes that a caller which believes in `size` passes; the rest are zero.
-  template <class Struct>
-  static Struct cut(const Struct& value, std::uint32_t size) {
-    Struct seen{};
-    std::memcpy(&seen, &value, std::min<std::size_t>(size, sizeof value));
-    return seen;
-  }
-
-  template <class Struct>
-  const Struct* write(Struct value, std::uint32_t size) {
-    // Of a size that is refused for itself, nothing but the size is looked at.
-    const std::size_t bytes = size > kLargestStruct ? sizeof value : std::max<std::size_t>(size, sizeof size);
-    value.struct_size = size;
-    std::byte* const block = memory_.block(bytes);
-    std::memcpy(block, &value, std::min(bytes, sizeof value));
-    if (bytes > sizeof value && random_.one_in(2))
-      block[bytes - 1 - random_.index(bytes - sizeof value)] = std::byte{1};
-    return reinterpret_cast<const Struct*>(block);
-  }
-
-  template <class Struct>
-  const Struct* give(const Struct& value) {
-    return write(value, struct_size(sizeof value));
-  }
-
-  template <class Item>
-  const Item* array(const std::vector<Item>& items) {
-    std::byte* const block = memory_.block(items.size() * sizeof(Item));
-    if (!items.empty()) std::memcpy(block, items.data(), items.size() * sizeof(Item));
-    return reinterpret_cast<const Item*>(block);
-  }
-
-  void spoil(std::int32_t* field) {
-    if (bad()) *field = random_.wild32();
-  }
-  void spoil(std::int64_t* field) {
-    if (bad()) *field = random_.wild();
-  }
   float number();
 
   const fa_kernel_override* kernel_override();
@@ -174,11 +130,6 @@ class Arguments {
   template <class Inputs>
   void refuse(const GivenConfig& config, Inputs* inputs);
 
-  static constexpr std::uint32_t kLargestStruct = 4096;
-
-  Random& random_;
-  Memory& memory_;
-  std::uint64_t mischief_;
   bool must_fail_ = false;
   std::int64_t requests_ = 0;                                // that the sequences say they are, right or wrong
   std::map<std::string, std::vector<std::int64_t>> shapes_;  ///< of the last captures

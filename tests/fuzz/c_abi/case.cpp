@@ -272,25 +272,6 @@ class Case {
 
 }  // namespace
 
-void Tally::add(const Tally& other) {
-  calls += other.calls;
-  for (const auto& [function, statuses] : other.outcomes) {
-    for (const auto& [status, count] : statuses) outcomes[function][status] += count;
-  }
-}
-
-std::string Tally::text() const {
-  std::string result;
-  for (const auto& [function, statuses] : outcomes) {
-    result += function + ":";
-    for (const auto& [status, count] : statuses) {
-      result += std::string(" ") + fa_status_name(status) + " " + std::to_string(count);
-    }
-    result += "\n";
-  }
-  return result;
-}
-
 void run_case(std::uint64_t seed, std::uint64_t index, Tally* tally) {
   Case(seed, index, tally).run();
 }

@@ -2,20 +2,10 @@
 #define FA_TESTS_FUZZ_C_ABI_CASE_HPP_
 
 #include <cstdint>
-#include <map>
-#include <string>
-#include <vector>
+
+#include "fuzz/calls.hpp"
 
 namespace fa::fuzz {
-
-/// What became of calls, by function and status.
-struct Tally {
-  std::uint64_t calls = 0;
-  std::map<std::string, std::map<int, std::uint64_t>> outcomes;
-
-  void add(const Tally& other);
-  std::string text() const;
-};
 
 /// An attention made of random arguments with some calls, or calls that need none. The same for the same seed and
 /// index. Throws std::runtime_error for what a call may not do and a sanitizer does not see.

@@ -142,6 +142,20 @@ TEST(Agreement, CallsThatAreRefused) {
   EXPECT_EQ(call_refused(set([](auto&, auto& out, auto&) { out.o = {}; })), "o");
   EXPECT_EQ(call_refused(set([](auto&, auto&, auto& lengths) { lengths = {32}; })), "lengths");
   EXPECT_EQ(call_refused(set([](auto& in, auto&, auto&) { in.place = ShardPlace{}; })), "place");
+  EXPECT_EQ(call_refused(set([](auto& in, auto&, auto&) { in.max_multiprocessors = -2; })), "max_multiprocessors");
+  EXPECT_EQ(call_refused(set([&](auto& in, auto&, auto&) { in.schedule = {other.data(), 4096}; })), "schedule");
+  EXPECT_EQ(call_refused(set([&](auto& in, auto&, auto&) {
+              in.cache.block_table = TensorView(other.data(), DType::i32, {1, 1});
+            })),
+            "cache");
+  const SharedPrefix prefix{};
+  EXPECT_EQ(call_refused(set([&](auto& in, auto&, auto&) { in.prefixes = std::span(&prefix, 1); })), "prefixes");
+  EXPECT_EQ(call_refused(set([&](auto& in, auto&, auto&) {
+              in.q_scale = TensorView(other.data(), DType::f32, {1, 2});
+            })),
+            "q_scale");
+  const std::int32_t used = 3;
+  EXPECT_EQ(call_refused(set([&](auto& in, auto&, auto&) { in.sequences.seqused_kv = &used; })), "sequences");
   EXPECT_EQ(call_refused(set([&](auto& in, auto&, auto&) { in.sink = TensorView(other.data(), DType::f32, {2}); })),
             "sink");
   // Zigzag of two ranks takes multiples of 4 rows: of a rank, of 2.

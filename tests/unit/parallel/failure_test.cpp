@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <fa/parallel.h>
 
@@ -165,6 +167,49 @@ TEST(Failure, OtherSizes) {
     run_rank(own, group[static_cast<std::size_t>(rank)]);
   });
   for (const std::string& problem : problems) EXPECT_NE(problem.find("are expected"), std::string::npos) << problem;
+}
+
+// Bounds beyond what a clock counts to: no rank is late.
+TEST(Failure, TheLongestBound) {
+  const ParallelCase c = usual(Scheme::ring);
+  for (const std::chrono::milliseconds timeout :
+       {std::chrono::milliseconds::max(), std::chrono::milliseconds(1LL << 45)}) {
+    LocalGroupOptions options;
+    options.timeout = timeout;
+    options.max_delay = std::chrono::microseconds(500);
+    const auto group = make_local_group(c.ranks, options);
+    const auto problems =
+        test::run_ranks(c.ranks, [&](int rank) { run_rank(c, group[static_cast<std::size_t>(rank)]); });
+    for (const std::string& problem : problems) EXPECT_EQ(problem, "");
+  }
+}
+
+TEST(CAbi, PrefixesAreRefused) {
+  fa_communicator* communicator = nullptr;
+  ASSERT_EQ(fa_communicator_local_group(1, std::numeric_limits<std::int64_t>::max(), &communicator), FA_OK);
+  fa_config attention{};
+  attention.struct_size = sizeof attention;
+  attention.head_dim = 8;
+  attention.dtype = FA_F32;
+  fa_parallel_config config{};
+  config.struct_size = sizeof config;
+  config.attention = &attention;
+  fa_parallel* parallel = nullptr;
+  ASSERT_EQ(fa_parallel_create(&config, communicator, &parallel), FA_OK);
+  fa_communicator_destroy(communicator);
+  std::vector<float> memory(64), result(64);
+  fa_tensor x{sizeof(fa_tensor), FA_F32, 4, FA_TENSOR_ROW_MAJOR, memory.data(), {1, 1, 8, 8}, {}};
+  fa_tensor o = x;
+  o.data = result.data();
+  fa_forward_inputs inputs{};
+  inputs.struct_size = sizeof inputs;
+  inputs.q = inputs.k = inputs.v = &x;
+  const fa_forward_outputs outputs{sizeof(fa_forward_outputs), 0, &o, nullptr};
+  EXPECT_EQ(fa_parallel_forward(parallel, &inputs, &outputs, nullptr, nullptr, 0), FA_OK);
+  inputs.prefix_count = 1;
+  EXPECT_EQ(fa_parallel_forward(parallel, &inputs, &outputs, nullptr, nullptr, 0), FA_UNSUPPORTED);
+  EXPECT_STREQ(fa_last_error_field("argument"), "prefixes");
+  fa_parallel_destroy(parallel);
 }
 
 TEST(CAbi, AnAbortEndsAllRanks) {

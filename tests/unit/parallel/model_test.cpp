@@ -81,6 +81,21 @@ TEST(Model, ChoicesAreThoseThatSizesAllow) {
   EXPECT_THROW(compare_schemes(usual(), ShardLayout::zigzag, of_tokens(1001), 8), Error);
 }
 
+// Where no choice serves, the error is that of the one which asks for the least.
+TEST(Model, SizesThatNoChoiceTakesAreNamed) {
+  for (const auto& [shape, argument] : {std::pair{of_tokens(1 << 16, 16, 0), "h_q"}, std::pair{of_tokens(1001), "s_q"},
+                                        std::pair{of_tokens(1 << 16, std::int64_t{1} << 57, 1), "h_q"}}) {
+    try {
+      compare_schemes(usual(), ShardLayout::zigzag, shape, 8);
+      ADD_FAILURE() << argument << " was accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_EQ(error.field("argument"), argument) << error.what();
+      EXPECT_FALSE(std::string(error.field("accepted")).empty());
+    }
+  }
+}
+
 // Contiguous causal shards leave ranks idle, and the model knows.
 TEST(Model, BalanceCounts) {
   ContextParallelConfig config = usual();
