@@ -34,14 +34,16 @@ Grid grid_of(const Problem& problem, int rank) {
   grid.me = rank % width;
   grid.outer.me = rank / width;
   for (int i = 0; i < width; ++i) {
-    const auto member = static_cast<std::size_t>(grid.outer.me * width + i);
-    grid.inner.push_back(static_cast<int>(member));
-    grid.q.push_back(q[member]);
-    grid.kv.push_back(kv[member]);
+    const int member = grid.outer.me * width + i;
+    const auto at = static_cast<std::size_t>(member);
+    grid.inner.push_back(member);
+    grid.q.push_back(q[at]);
+    grid.kv.push_back(kv[at]);
   }
   for (int group = 0; group < groups; ++group) {
     grid.outer.members.push_back(group * width + grid.me);
-    const auto first = static_cast<std::size_t>(group * width), count = static_cast<std::size_t>(width);
+    const int first_rank = group * width;
+    const auto first = static_cast<std::size_t>(first_rank), count = static_cast<std::size_t>(width);
     const auto part = [&](const std::vector<Pieces>& all) {
       return width == 1 ? all[first] : united(std::span(all).subspan(first, count));
     };
