@@ -309,6 +309,11 @@ TEST_F(OverNccl, CallsBesideTransfersHaveMoreBlocks) {
     parallel.forward({x(1, 8), x(2, 2), x(3, 2)}, {x(4, 8), lse});
     EXPECT_EQ(std::ranges::count(kernels(), std::string("fa_parallel_pause")), 1)
         << "before the kernel beside transfers";
+    for (const fake_driver::Launch& launch : launches_()) {
+      if (launch.kernel == "fa_sm90_forward") {
+        EXPECT_LE(launch.grid, 132U) << "the first has a counter of tiles, the last runs beside nothing";
+      }
+    }
     launches_().clear();
     parallel.backward({x(1, 8), x(2, 2), x(3, 2), x(4, 8), lse, x(6, 8)}, {x(7, 8), x(8, 2), x(9, 2)});
     unsigned greatest = 0;
