@@ -10,6 +10,7 @@
 #include "reference/elements.hpp"
 #include "reference/u4.hpp"
 #include "support/append_case.hpp"
+#include "support/half_unit.hpp"
 #include "support/packed_codes.hpp"
 
 namespace fa::test {
@@ -20,23 +21,6 @@ using At = std::array<std::int64_t, 4>;
 /// What a kernel's cosines, sines and products may be off by, relative to the numbers that it turns (docs/numerics.md),
 /// with the rounding of its result to f32.
 constexpr double kComputed = 0x1.2p-22;
-
-/// Half of the distance of two neighbours of a dtype at a magnitude.
-double half_unit(DType dtype, double magnitude) {
-  const auto digits = [&](int count, int least) {
-    return std::ldexp(1.0, std::max(magnitude > 0 ? std::ilogb(magnitude) : least, least) - count);
-  };
-  switch (dtype) {
-    case DType::f16:
-      return digits(11, -14);
-    case DType::bf16:
-      return digits(8, -126);
-    case DType::f32:
-      return digits(24, -126);
-    default:
-      return digits(51, -1022);
-  }
-}
 
 }  // namespace
 
@@ -148,14 +132,14 @@ std::string AppendData::compare_u4_row(AppendPart from, At source, AppendPart to
     ++pair[3];
     const double zero = number(pairs, after[of_pairs], pair);
     if (!c_.scales_given) {
-      const double offset_slack = computed + half_unit(c_.dtype, std::abs(low) + computed);
+      const double offset_slack = computed + half_unit(c_.dtype, std::abs(low) + computed, 2);
       const double step = (high - zero) / 15;
       if (!(std::abs(zero - low) <= offset_slack)) {
         return fmt::format("the offset of [{}] at {} is {}, not {}", fmt::join(target, ", "), first, zero, low);
       }
       const double units = c_.extreme ? 2 : 1;  // rounded down where code 15 would be infinite
       if (!(std::abs(scale - step) <=
-            computed + units * half_unit(c_.dtype, std::abs(step) + computed) + step * 0x1p-20)) {
+            computed + units * half_unit(c_.dtype, std::abs(step) + computed, 2) + step * 0x1p-20)) {
         return fmt::format("the scale of [{}] at {} is {}, not {}", fmt::join(target, ", "), first, scale, step);
       }
     }
@@ -196,7 +180,7 @@ std::string AppendData::compare_row(AppendPart from, At source, AppendPart to, A
       return fmt::format("{} [{}] is not a copy", at(to).name, fmt::join(out, ", "));
     }
     const Wanted one = wanted(from, source, row, i);
-    const double allowed = one.computed + half_unit(c_.dtype, std::abs(one.value) + one.computed);
+    const double allowed = one.computed + half_unit(c_.dtype, std::abs(one.value) + one.computed, 2);
     const double got = number(to, after[memory], out);
     if (std::abs(got - one.value) <= allowed) continue;
     return fmt::format("[{}] of a row at position {} is {}, not {} +- {}", fmt::join(out, ", "), row.position, got,

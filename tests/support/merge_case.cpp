@@ -9,6 +9,7 @@
 #include <random>
 
 #include "reference/geometry.hpp"
+#include "support/half_unit.hpp"
 
 namespace fa::test {
 namespace {
@@ -20,23 +21,6 @@ using Random = std::mt19937;
 template <class T, std::size_t kCount>
 T pick(Random& random, const std::array<T, kCount>& values) {
   return values[random() % kCount];
-}
-
-/// Half of the distance of two neighbours of a dtype at a magnitude.
-double half_unit(DType dtype, double magnitude) {
-  const auto digits = [&](int count, int least) {
-    return std::ldexp(1.0, std::max(magnitude > 0 ? std::ilogb(magnitude) : least, least) - count);
-  };
-  switch (dtype) {
-    case DType::f16:
-      return digits(11, -14);
-    case DType::bf16:
-      return digits(8, -126);
-    case DType::f32:
-      return digits(24, -126);
-    default:
-      return digits(50, -1022);  // three roundings
-  }
 }
 
 DType dtype_of(const MergeCase& c, std::int64_t state) {
@@ -333,7 +317,7 @@ std::string MergeData::judge_row(At at, const std::vector<std::vector<std::byte>
       error += errors[i] * std::abs(o);
     }
     const double bound =
-        error + magnitude * (off + rounding) + half_unit(merged_o_.view.dtype, std::abs(expected)) * 1.001;
+        error + magnitude * (off + rounding) + half_unit(merged_o_.view.dtype, std::abs(expected), 3) * 1.001;
     const double is = number(merged_o_, after[merged_o_.buffer], at);
     const bool right = std::isnan(expected) ? std::isnan(is) : std::abs(is - expected) <= bound;
     if (!right)
@@ -344,7 +328,7 @@ std::string MergeData::judge_row(At at, const std::vector<std::vector<std::byte>
   const double expected = sum == 0 ? -kInfinity : base + std::log(sum);
   const double is = number(merged_lse_, after[merged_lse_.buffer], at);
   const double bound = off + (f64 ? 0 : 0x1p-21 + std::abs(std::log(std::max(sum, 1.0))) * 0x1p-22) +
-                       half_unit(statistic(c_), std::abs(expected)) * 1.001;
+                       half_unit(statistic(c_), std::abs(expected), 3) * 1.001;
   const bool right = std::isnan(expected)   ? std::isnan(is)
                      : std::isinf(expected) ? is == expected
                                             : std::abs(is - expected) <= bound;
