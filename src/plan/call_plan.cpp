@@ -39,6 +39,13 @@ void check_tiles(std::int64_t tiles) {
   support::throw_invalid("b * h_q * s_q", tiles, fmt::format("at most {} query tiles", kMaxTiles));
 }
 
+/// The blocks of a grid of so many tiles, which those of a bounded one share.
+std::int64_t blocks_of(const KernelSpec& spec, std::int64_t tiles, int multiprocessors) {
+  if (!spec.bounded) return tiles;
+  check_tiles(tiles);
+  return std::min<std::int64_t>(tiles, multiprocessors);
+}
+
 /// A call that leaves multiprocessors to others has no more thread blocks than it may take.
 void check_bound(const Problem& problem, const KernelSpec& spec, std::int64_t grid, int multiprocessors) {
   if (!problem.bounded || grid <= multiprocessors) return;
@@ -164,9 +171,10 @@ void plan_call(const Problem& problem, const BackwardChoice& choice, const Kerne
   CallPlan::BackwardParams& all = call.backward_params;
   kernel::BackwardVariantParams& params = all.attention.base;
   const std::int64_t rows = padded_rows(problem, choice);
-  const BackwardGrids grids =
-      backward_params(problem, tensors, facts.scale, choice, {main, dq, kernels[Role::reduce].warps}, rows,
-                      facts.multiprocessors, facts.packed, params, all.dq, facts.most_blocks);
+  BackwardGrids grids = backward_params(problem, tensors, facts.scale, choice, {main, dq, kernels[Role::reduce].warps},
+                                        rows, facts.multiprocessors, facts.packed, params, all.dq, facts.most_blocks);
+  grids.main = blocks_of(main, grids.main, facts.multiprocessors);
+  grids.dq = blocks_of(dq, grids.dq, facts.multiprocessors);
   check_bound(problem, main, grids.main, facts.multiprocessors);
   check_bound(problem, dq, grids.dq, facts.multiprocessors);
   remake(call.workspace, [&] { return backward_workspace(problem, choice, backward_needs(problem, main, dq), rows); });

@@ -82,7 +82,7 @@ struct SpecHead {
   bool dropout = false;     ///< drops elements of P
   int page_size = 0;        ///< keys of a page that k and v are in; 0: they are plain tensors
   bool accumulate = false;  ///< adds to the state that o and lse hold
-  bool bounded = false;     ///< a persistent grid takes its tiles in one wave, however they differ
+  bool bounded = false;     ///< of no more blocks than the call may take multiprocessors: these go on from tile to tile
   Variants variants;        ///< what is computed besides plain attention
   bool debug = false;       ///< waits and addresses are checked on the device
   int min_blocks = 1;       ///< resident thread blocks a multiprocessor that the register allocation must allow

@@ -117,6 +117,7 @@ int comfortable_registers(const KernelSpec& spec) {
 }
 
 int resident_blocks(const KernelSpec& spec) {
+  if (spec.bounded) return 1;  // a block has a multiprocessor of its own
   const ArchLimits arch = limits(spec.arch);
   const int registers = (std::min(kRegistersPerThread, comfortable_registers(spec)) + 7) / 8 * 8;
   const int by_registers = arch.registers_per_sm / (spec.threads() * registers);
@@ -137,6 +138,7 @@ KernelSpec common_spec(const Problem& problem) {
   spec.varlen = problem.varlen;
   spec.dropout = problem.dropout;
   if (problem.variants != nullptr) spec.variants = *problem.variants;
+  spec.bounded = problem.bounded;
   return spec;
 }
 

@@ -268,7 +268,7 @@ int comfortable_registers(const KernelSpec& spec) {
   return sm80_forward_registers(spec) + overhead + dropout + stored + (spec.aligned ? 0 : kOverheadUnaligned);
 }
 
-int resident_blocks(const KernelSpec& spec) {
+int blocks_that_fit(const KernelSpec& spec) {
   const ArchLimits arch = limits(spec.arch);
   const int registers = (std::min(kRegistersPerThread, comfortable_registers(spec)) + 7) / 8 * 8;
   const int by_registers = arch.registers_per_sm / (spec.threads() * registers);
@@ -276,12 +276,17 @@ int resident_blocks(const KernelSpec& spec) {
   return std::clamp(std::min(by_registers, by_shared), 1, 8);
 }
 
+/// Of a bounded grid a block has a multiprocessor of its own.
+int resident_blocks(const KernelSpec& spec) {
+  return spec.bounded ? 1 : blocks_that_fit(spec);
+}
+
 /// Whether what pairs of warps exchange leaves no room for the second block, which would fit without.
 bool costs_second_block(const KernelSpec& spec) {
   if (warps_n(spec) == 1) return false;
   KernelSpec alone = spec;
   alone.warps_n = 0;
-  return sm80_forward_refusal(alone).empty() && resident_blocks(spec) == 1 && resident_blocks(alone) > 1;
+  return sm80_forward_refusal(alone).empty() && blocks_that_fit(spec) == 1 && blocks_that_fit(alone) > 1;
 }
 
 // Of the cost model, a multiprocessor's cycles: multiply-adds of mma.sync, bytes of shared memory, exponentials.
@@ -463,6 +468,7 @@ Candidates sm80_forward_candidates(const Problem& problem, const Choice& choice)
     spec.split = choice.splits > 1;
     spec.as<Sm80Forward>().scheduled = choice.scheduled;
     spec.as<Sm80Forward>().own_parts = choice.own_parts;
+    spec.bounded = problem.bounded && !choice.scheduled && !choice.own_parts;
     const bool as_wanted = spec.tile_m == tile.tile_m;
     if (!as_wanted || !sm80_forward_refusal(spec).empty() || comfortable_registers(spec) > kRegistersPerThread) return;
     spec.min_blocks = resident_blocks(spec);
@@ -512,6 +518,7 @@ std::vector<KernelSpec> fitting_specs(const Problem& problem, const Fixed& fixed
     spec.split = choice.splits > 1;
     spec.as<Sm80Forward>().scheduled = choice.scheduled;
     spec.as<Sm80Forward>().own_parts = choice.own_parts;
+    spec.bounded = problem.bounded && !choice.scheduled && !choice.own_parts;
     const std::string reason = sm80_forward_refusal(spec);
     if (!reason.empty()) {
       *refusal = reason;

@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_SM80_SM80_BACKWARD_CUH_
 
 #include <common/backward_schedule.cuh>
+#include <common/bounded_items.cuh>
 #include <common/constants.cuh>
 #include <common/dropout.cuh>
 #include <common/dropout_place.cuh>
@@ -28,8 +29,8 @@ namespace fa::sm80 {
 ///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps,
 /// kWarpsN, kDqWarpsM, kSubsteps, kStages, kOperandsInRegisters, kCausal, kAligned, kWriteDq, kDelayedDq, kSplit,
-/// kVectorReduce; optionally kVarlen, kDropout, kWithoutDk, kWithoutDv (common/switches.cuh) and a Variant
-/// (common/variant.cuh).
+/// kVectorReduce; optionally kVarlen, kDropout, kWithoutDk, kWithoutDv, kBounded (common/switches.cuh) and a Variant
+/// (common/variant.cuh). With kBounded blocks go on from one key tile to another (common/bounded_items.cuh).
 template <class Config>
 struct Backward : BackwardOutputs<Config> {
   using Base = BackwardOutputs<Config>;
@@ -50,10 +51,10 @@ struct Backward : BackwardOutputs<Config> {
       Base::kWarpsM, Base::kQueryGroups, Base::kWarpKeys, Base::kWarpQueries, Base::kMTiles, Base::kSubsteps,
       Base::kNTiles, Base::kExchange, Base::kDelayedDq, Base::kKInRegisters, Base::kVInRegisters, Base::kVarlen,
       Base::kDropout, Base::kWantsDk, Base::kWantsDv, Base::kTwoSided, Base::kLists, Base::kTogether, Base::kHides,
-      Base::params, Base::tile, Base::lengths, Base::lane, Base::warp, Base::warp_m, Base::first_key, Base::warp_key,
-      Base::warp_query, Base::qk_slice, Base::v_slice, Base::k_shared, Base::v_shared, Base::p_shared, Base::q_shared,
-      Base::do_shared, Base::lse_shared, Base::delta_shared, Base::ds_shared, Base::query_head, Base::load_kv,
-      Base::load_queries, Base::tile_list, Base::query_tile, Base::hides_keys, Base::add_dq, Base::store;
+      Base::params, Base::round, Base::tile, Base::lengths, Base::lane, Base::warp, Base::warp_m, Base::first_key,
+      Base::warp_key, Base::warp_query, Base::qk_slice, Base::v_slice, Base::k_shared, Base::v_shared, Base::p_shared,
+      Base::q_shared, Base::do_shared, Base::lse_shared, Base::delta_shared, Base::ds_shared, Base::query_head,
+      Base::load_kv, Base::load_queries, Base::tile_list, Base::query_tile, Base::hides_keys, Base::add_dq, Base::store;
 
   FA_DEVICE void run() {
     if constexpr (kVarlen) {
@@ -64,7 +65,7 @@ struct Backward : BackwardOutputs<Config> {
     DvFragment dv = {};
     if (steps.begin < steps.end) walk(steps, dk, dv);
     // A second view of the same tile: deriving it again is cheaper than keeping it in registers over the main loop.
-    const Backward epilogue(params);
+    const Backward epilogue(params, round);
     if constexpr (!kWantsDk && !kWantsDv) return;
     if constexpr (Config::kSplit) {
       epilogue.store_partial(dk, dv);
@@ -392,7 +393,11 @@ struct Backward : BackwardOutputs<Config> {
 
 template <class Config>
 FA_DEVICE void backward(const kernel::BackwardParamsOf<Config>& params) {
-  Backward<Config>(params).run();
+  if constexpr (kernel::kBounded<Config>) {
+    kernel::take_items(Backward<Config>::items(params), [&](int round) { Backward<Config>(params, round).run(); });
+  } else {
+    Backward<Config>(params).run();
+  }
 }
 
 }  // namespace fa::sm80

@@ -3,6 +3,7 @@
 
 #include <common/backward_params.cuh>
 #include <common/backward_schedule.cuh>
+#include <common/bounded_items.cuh>
 #include <common/constants.cuh>
 #include <common/sequences.cuh>
 #include <common/switches.cuh>
@@ -39,6 +40,7 @@ struct BackwardBlock : BackwardTraits<Config> {
       Base::kPBytes;
 
   const Params& params;
+  const int round;  // of a bounded grid
   const BackwardTile tile;
   const BatchEntry<kVarlen, BackwardParams> lengths;
   const int thread = ptx::thread_index();
@@ -56,14 +58,24 @@ struct BackwardBlock : BackwardTraits<Config> {
   const uint32_t v_shared = shared + KTile::kBytes;
   const uint32_t p_shared = shared + KTile::kBytes + VTile::kBytes + kStages * kStageBytes;
 
-  FA_DEVICE explicit BackwardBlock(const Params& p)
-      : params(p), tile(this_tile(p)), lengths(backward_entry<kVarlen, kTileM>(p, tile.batch)) {}
+  FA_DEVICE explicit BackwardBlock(const Params& p, int i = 0)
+      : params(p), round(i), tile(this_tile(p, i)), lengths(backward_entry<kVarlen, kTileM>(p, tile.batch)) {}
 
-  static FA_DEVICE BackwardTile this_tile(const Params& p) {
-    if constexpr (kVarlen) {
-      return backward_tile_of_batch<kTileN, false>(p, ptx::block_index(), p.n_blocks, p.h_kv);
+  /// What a grid without a bound has a block for: a key tile, or a split of one.
+  static FA_DEVICE int item_of([[maybe_unused]] int round) {
+    if constexpr (kernel::kBounded<Config>) {
+      return item_of_round(round);
     } else {
-      return backward_tile<Variant, Config::kCausal, false>(p, ptx::block_index(), p.n_blocks, p.h_kv);
+      return ptx::block_index();
+    }
+  }
+  static FA_DEVICE int items(const Params& p) { return p.n_blocks * p.h_kv * (kVarlen ? 1 : p.b) * p.splits; }
+
+  static FA_DEVICE BackwardTile this_tile(const Params& p, int round) {
+    if constexpr (kVarlen) {
+      return backward_tile_of_batch<kTileN, false>(p, item_of(round), p.n_blocks, p.h_kv);
+    } else {
+      return backward_tile<Variant, Config::kCausal, false>(p, item_of(round), p.n_blocks, p.h_kv);
     }
   }
 

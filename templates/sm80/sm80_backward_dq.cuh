@@ -3,6 +3,7 @@
 
 #include <common/backward_params.cuh>
 #include <common/backward_schedule.cuh>
+#include <common/bounded_items.cuh>
 #include <common/constants.cuh>
 #include <common/dropout.cuh>
 #include <common/dropout_place.cuh>
@@ -27,7 +28,8 @@ namespace fa::sm80 {
 /// walks the key tiles. S = Q K^T and dP = dO V^T are computed once more, and dS goes from registers into dQ += dS K.
 ///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps,
-/// kStages, kCausal, kAligned; optionally kVarlen, kDropout (common/switches.cuh) and a Variant (common/variant.cuh).
+/// kStages, kCausal, kAligned; optionally kVarlen, kDropout, kBounded (common/switches.cuh) and a Variant
+/// (common/variant.cuh). With kBounded blocks go on from one tile to another (common/bounded_items.cuh).
 template <class Config>
 struct BackwardDq {
   using T = typename Config::Element;
@@ -88,14 +90,16 @@ struct BackwardDq {
   const uint32_t q_shared = shared;
   const uint32_t do_shared = shared + QTile::kBytes;
 
-  FA_DEVICE explicit BackwardDq(const Params& p)
-      : params(p), tile(this_tile(p)), lengths(backward_entry<kVarlen, kTileM>(p, tile.batch)) {}
+  FA_DEVICE explicit BackwardDq(const Params& p, int item)
+      : params(p), tile(this_tile(p, item)), lengths(backward_entry<kVarlen, kTileM>(p, tile.batch)) {}
 
-  static FA_DEVICE BackwardTile this_tile(const Params& p) {
+  static FA_DEVICE int items(const Params& p) { return p.m_blocks * p.h_q * (kVarlen ? 1 : p.b); }
+
+  static FA_DEVICE BackwardTile this_tile(const Params& p, int item) {
     if constexpr (kVarlen) {
-      return backward_tile_of_batch<kTileM, true>(p, ptx::block_index(), p.m_blocks, p.h_q);
+      return backward_tile_of_batch<kTileM, true>(p, item, p.m_blocks, p.h_q);
     } else {
-      return backward_tile<Variant, Config::kCausal, true>(p, ptx::block_index(), p.m_blocks, p.h_q);
+      return backward_tile<Variant, Config::kCausal, true>(p, item, p.m_blocks, p.h_q);
     }
   }
 
@@ -342,7 +346,12 @@ struct BackwardDq {
 
 template <class Config>
 FA_DEVICE void backward_dq(const kernel::BackwardParamsOf<Config>& params) {
-  BackwardDq<Config>(params).run();
+  if constexpr (kernel::kBounded<Config>) {
+    kernel::take_items(BackwardDq<Config>::items(params),
+                       [&](int round) { BackwardDq<Config>(params, kernel::item_of_round(round)).run(); });
+  } else {
+    BackwardDq<Config>(params, ptx::block_index()).run();
+  }
 }
 
 }  // namespace fa::sm80

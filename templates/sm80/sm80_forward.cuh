@@ -1,6 +1,7 @@
 #ifndef FA_TEMPLATES_SM80_SM80_FORWARD_CUH_
 #define FA_TEMPLATES_SM80_SM80_FORWARD_CUH_
 
+#include <common/bounded_items.cuh>
 #include <common/forward_schedule.cuh>
 #include <common/kept_keys.cuh>
 #include <common/online_softmax.cuh>
@@ -35,8 +36,8 @@ namespace fa::sm80 {
 ///
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps, kStages,
 /// kCausal, kPositiveScale, kAligned, kQInRegisters, kLoopBodies, kConditionalRescale, kPackGqa, kSplit; optionally
-/// kWarpsN, kVarlen, kDropout, kPageSize, kSplitKeys, kScheduled, kOwnParts, kValueInKey (common/switches.cuh) and a
-/// Variant (common/variant.cuh).
+/// kWarpsN, kVarlen, kDropout, kPageSize, kSplitKeys, kScheduled, kOwnParts, kBounded, kValueInKey
+/// (common/switches.cuh) and a Variant (common/variant.cuh).
 ///
 /// With kPageSize K and V are in pages (common/paged.cuh): each thread looks up the pages of the rows that it copies.
 ///
@@ -49,6 +50,8 @@ namespace fa::sm80 {
 ///
 /// With kOwnParts blocks do the same without a schedule, each of which finds its part by itself (common/own_parts.cuh),
 /// over pages or not. The last part of a tile waits for the others, which start before it, and merges.
+///
+/// With kBounded blocks go on from one query tile to another (common/bounded_items.cuh).
 ///
 /// With kSplitWarps, for few rows, all warps have the same rows, and each its own keys of every tile. They join what
 /// they have made of them at the end (sm80_split_warps.cuh).
@@ -327,7 +330,8 @@ struct Forward : ForwardScores<Config> {
         if (n_block >= range.kept_end) apply_mask(s, kv_tile(n_block));
       }
       if constexpr (kPairs && !kVarlen && !kPaged) {
-        Forward(params).mask(s, kv_tile(n_block));  // derived again for want of registers; varlen's tile costs more
+        const Forward derived(params, index);  // again, for want of registers; varlen's tile costs more
+        derived.mask(s, kv_tile(n_block));
       } else {
         mask(s, kv_tile(n_block));
       }
@@ -356,6 +360,8 @@ FA_DEVICE void forward(const kernel::StoredForwardParamsOf<Config>& params) {
       if (i > 0) ptx::sync_threads();  // all have left the tiles of the piece before
       Forward<Config>(params, i).run();
     }
+  } else if constexpr (kernel::kBounded<Config>) {
+    kernel::take_items(Forward<Config>::items(params), [&](int round) { Forward<Config>(params, round).run(); });
   } else {
     Forward<Config>(params).run();
   }

@@ -1,6 +1,7 @@
 #ifndef FA_TEMPLATES_SM80_SM80_FORWARD_BLOCK_CUH_
 #define FA_TEMPLATES_SM80_SM80_FORWARD_BLOCK_CUH_
 
+#include <common/bounded_items.cuh>
 #include <common/constants.cuh>
 #include <common/forward_params.cuh>
 #include <common/forward_schedule.cuh>
@@ -37,12 +38,12 @@ struct ForwardBlock : ForwardTraits<Config> {
   using VCopy = typename Base::VCopy;
   using Base::kTileM, Base::kTileN, Base::kHeadDimV, Base::kStages, Base::kSplitWarps, Base::kWarpsN, Base::kWarpRows,
       Base::kWarpKeys, Base::kMTiles, Base::kGroups, Base::kOutColumns, Base::kWarpColumns, Base::kUnevenColumns,
-      Base::kVarlen, Base::kPageSize, Base::kPaged, Base::kScheduled, Base::kStoredKeys, Base::kStoredValues,
-      Base::kShares, Base::kTwoSided, Base::kLists, Base::kValueInKey, Base::kWarpQBytes, Base::kQBytes,
-      Base::kTileBytes;
+      Base::kVarlen, Base::kPageSize, Base::kPaged, Base::kScheduled, Base::kBounded, Base::kStoredKeys,
+      Base::kStoredValues, Base::kShares, Base::kTwoSided, Base::kLists, Base::kValueInKey, Base::kWarpQBytes,
+      Base::kQBytes, Base::kTileBytes;
 
   const Params& params;
-  // Of a scheduled block's pieces.
+  // Of a scheduled block's pieces; of a bounded grid the round.
   const int index;
   Piece piece{};
   const ForwardTile tile;
@@ -95,6 +96,20 @@ struct ForwardBlock : ForwardTraits<Config> {
     }
   }
 
+  /// What a grid without a bound has a block for: a query tile, or a split of one.
+  FA_DEVICE int item() const { return item_of(index); }
+  static FA_DEVICE int item_of([[maybe_unused]] int index) {
+    if constexpr (kBounded) {
+      return item_of_round(index);
+    } else {
+      return ptx::block_index();
+    }
+  }
+  static FA_DEVICE int items(const Params& p) {
+    const int tiles = p.m_blocks * p.heads * (kVarlen ? 1 : p.b) * p.splits;
+    return kShares ? tiles * p.sequences.wave : tiles;
+  }
+
   static FA_DEVICE ForwardTile this_tile(const Params& p, int index, Piece& piece) {
     if constexpr (kScheduled) {
       ForwardTile tile;
@@ -102,19 +117,19 @@ struct ForwardBlock : ForwardTraits<Config> {
       return tile;
     } else if constexpr (kShares) {
       const int sharing = p.sequences.wave;
-      const int block = ptx::block_index() / sharing;
+      const int block = item_of(index) / sharing;
       ForwardTile tile;
       if constexpr (kVarlen) {
         tile = forward_tile_of_batch<kTileM, Config::kPackGqa>(p, block);
       } else {
         tile = forward_tile<Variant, Config::kCausal>(p, block);
       }
-      tile.split = ptx::block_index() - block * sharing;
+      tile.split = item_of(index) - block * sharing;
       return tile;
     } else if constexpr (kVarlen) {
-      return forward_tile_of_batch<kTileM, Config::kPackGqa>(p, ptx::block_index());
+      return forward_tile_of_batch<kTileM, Config::kPackGqa>(p, item_of(index));
     } else {
-      return forward_tile<Variant, Config::kCausal>(p, ptx::block_index());
+      return forward_tile<Variant, Config::kCausal>(p, item_of(index));
     }
   }
 

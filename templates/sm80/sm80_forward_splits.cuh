@@ -49,7 +49,7 @@ struct ForwardSplits {
 
   FA_DEVICE float* folded_floats() const {
     return f.params.partial_o +
-           (static_cast<int64_t>(ptx::block_index()) * kFoldedFloats<kMTiles, kOTiles> * kThreads + f.thread);
+           (static_cast<int64_t>(f.item()) * kFoldedFloats<kMTiles, kOTiles> * kThreads + f.thread);
   }
 
   /// What a row came to so far, of this thread's floats.
@@ -168,7 +168,7 @@ struct ForwardSplits {
 
   /// Of a partial result: [tiles, splits, rows] in partial_o and partial_lse.
   FA_DEVICE int64_t split_row(int split, int row) const {
-    const int64_t query_tile = ptx::block_index() / f.params.sequences.wave;
+    const int64_t query_tile = f.item() / f.params.sequences.wave;
     const int rows_each = kPackGqa ? f.params.group : 1;
     return (query_tile * most_splits<kSplitKeys>(f.params) + split) * partial_rows<kTileM>(f.params, rows_each) +
            (row - f.block_row);
@@ -198,8 +198,7 @@ struct ForwardSplits {
   FA_DEVICE void fold_if_last(int splits, int sharing) const {
     if (sharing > 1) {
       if (f.thread == 0) {
-        const int before =
-            ptx::atomic_add_acq_rel_global(f.params.next_tile + ptx::block_index() / f.params.sequences.wave, 1);
+        const int before = ptx::atomic_add_acq_rel_global(f.params.next_tile + f.item() / f.params.sequences.wave, 1);
         ptx::st_shared_b32(f.shared, static_cast<uint32_t>(before));
       }
       ptx::sync_threads();  // all know how many blocks came before, whose partial results can be read

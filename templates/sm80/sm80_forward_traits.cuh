@@ -65,7 +65,8 @@ struct ForwardTraits {
   static constexpr bool kPaged = kPageSize > 0;
   static constexpr bool kOwnParts = kernel::kOwnParts<Config>;
   static constexpr bool kScheduled = kernel::kScheduled<Config>;
-  static constexpr bool kPieces = kScheduled || kOwnParts;  // of query tiles, one after the other
+  static constexpr bool kBounded = kernel::kBounded<Config>;  // blocks go on from tile to tile
+  static constexpr bool kPieces = kScheduled || kOwnParts;    // of query tiles, one after the other
   static constexpr bool kStoredKeys = kernel::kStoredKeys<Config>;
   static constexpr bool kStoredValues = kernel::kStoredValues<Config>;
   static constexpr bool kStored = kStoredKeys || kStoredValues;

@@ -51,13 +51,14 @@ fa::test::AttentionOutputs run_chunks(const InvariantPath& path, const ChunkCall
   const fa::api::Functions functions = fa::api::read_functions(path.config, false);
   fa::AttentionShape shape = of.shape;
   shape.aligned = aligned;
+  shape.bounded = path.spec.bounded;
   const fa::plan::Problem problem = fa::api::make_problem(path.config, shape, path.spec.arch, &functions.variants);
   PlanKernels kernels;
   kernels.specs[Role::attention] = path.spec;
   kernels.names[Role::attention] = run.kernel;
   add_companions(problem, kernels);
   const fa::plan::Choice choice{.pack_gqa = path.spec.pack_gqa, .shares_splits = path.spec.split};
-  const fa::plan::CallFacts facts{1 / 4.0, 1, false, args};  // head dims of 16
+  const fa::plan::CallFacts facts{1 / 4.0, 3, false, args};  // head dims of 16
   fa::plan::CallPlan plan;
   plan_call(problem, choice, kernels.specs, tensors, facts, plan);
   run_plan(plan, kernels, memory, run.seed);

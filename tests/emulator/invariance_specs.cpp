@@ -14,7 +14,7 @@ using fa::plan::KernelSpec;
 
 constexpr int kSplitKeys = 32;
 
-enum Flags : unsigned { kPacked = 1, kShares = 2, kPackGqa = 4, kUnaligned = 8, kQInRegisters = 16 };
+enum Flags : unsigned { kPacked = 1, kShares = 2, kPackGqa = 4, kUnaligned = 8, kQInRegisters = 16, kBounded = 32 };
 
 struct Shape {
   const char* arithmetic;
@@ -32,6 +32,8 @@ constexpr Shape kShapes[] = {
     {"plain", "pages_of_4", 32, 2, 1, 4, kPacked},
     {"plain", "pages_of_7_shared", 16, 1, 2, 7, kPacked | kShares | kPackGqa},
     {"plain", "pages_of_16_shared", 16, 1, 1, 16, kShares | kPackGqa},
+    {"plain", "bounded", 32, 2, 1, 0, kBounded},
+    {"plain", "bounded_shared", 16, 1, 1, 0, kPacked | kShares | kPackGqa | kBounded},
     {"variant", "variant_dense", 32, 2, 1, 0, 0},
     {"variant", "variant_packed_shared", 16, 1, 1, 0, kPacked | kShares | kPackGqa},
     {"variant", "variant_pages_of_3", 16, 1, 2, 3, kPacked | kPackGqa},
@@ -80,6 +82,7 @@ InvariantPath to_path(const Shape& shape) {
   spec.split = (shape.flags & kShares) != 0;
   spec.pack_gqa = (shape.flags & kPackGqa) != 0;
   spec.aligned = (shape.flags & kUnaligned) == 0;
+  spec.bounded = (shape.flags & kBounded) != 0;
   spec.variants = fa::api::read_functions(config, false).variants;
   own.q_in_registers = (shape.flags & kQInRegisters) != 0;
   own.conditional_rescale = spec.d_v <= 128 || spec.dtype == DType::f32;
@@ -112,8 +115,12 @@ const std::vector<InvarianceMutation>& invariance_mutations() {
       {"votes_on_a_maximum", "common/online_softmax.cuh", "grew = grew || new_max[m][r] > max[m][r];",
        "grew = grew || new_max[m][r] > max[m][r] + 1.f;", "packed"},
       {"counts_blocks_of_all_tiles", "sm80/sm80_forward_splits.cuh",
-       "ptx::atomic_add_acq_rel_global(f.params.next_tile + ptx::block_index() / f.params.sequences.wave, 1);",
+       "ptx::atomic_add_acq_rel_global(f.params.next_tile + f.item() / f.params.sequences.wave, 1);",
        "ptx::atomic_add_acq_rel_global(f.params.next_tile, 1);", "packed_shared"},
+      {"counts_blocks_of_a_bounded_grid", "sm80/sm80_forward_splits.cuh",
+       "ptx::atomic_add_acq_rel_global(f.params.next_tile + f.item() / f.params.sequences.wave, 1);",
+       "ptx::atomic_add_acq_rel_global(f.params.next_tile + ptx::block_index() / f.params.sequences.wave, 1);",
+       "bounded_shared"},
   };
   return mutations;
 }

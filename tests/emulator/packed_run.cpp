@@ -57,6 +57,7 @@ Problem problem_of(const KernelSpec& spec, const PackedCase& c) {
     problem.total_kv = a.s_kv;
   }
   problem.o_dtype = a.o_dtype;
+  problem.bounded = spec.bounded;
   if (c.variant != nullptr) add_variant(problem, *c.variant);
   return problem;
 }
@@ -310,7 +311,8 @@ AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, c
   fa::plan::CallPlan plan;
   plan_call(
       problem, fa::plan::BackwardChoice{.family = main.family(), .splits = c.splits, .gradients = problem.gradients},
-      kernels.specs, tensors, {static_cast<double>(c.attention.softmax_scale()), 1, false, call.variants()}, plan);
+      kernels.specs, tensors,
+      {static_cast<double>(c.attention.softmax_scale()), main.bounded ? kBlocks : 1, false, call.variants()}, plan);
   if (c.main_blocks != 0) plan.step(Role::attention)->grid = c.main_blocks;
   run_plan(plan, kernels, call.memory(), c.schedule, c.trust);  // with wrong lengths not all that is read was written
   call.fetch_outputs();

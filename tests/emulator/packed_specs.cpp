@@ -27,7 +27,8 @@ enum Flag : unsigned {
   kDelayedDq = 1024,
   kTwoSubsteps = 2048,
   kScalarReduce = 4096,
-  kWide = 8192,  // of forward: the Hopper kernel for wide heads
+  kWide = 8192,      // of forward: the Hopper kernel for wide heads
+  kBounded = 16384,  // blocks go on from tile to tile
 };
 
 struct ForwardShape {
@@ -62,6 +63,8 @@ constexpr ForwardShape kForward[] = {
     {DType::f16, 64, 144, 128, 12, 48, 2, kDropout, 1},
     {DType::bf16, 24, 144, 64, 8, 32, 3, kVarlen | kDropout | kCausal, 1},
     {DType::bf16, 264, 128, 64, 12, 64, 1, kVarlen | kCausal | kPackGqa | kWide},
+    {DType::f16, 40, 40, 32, 2, 32, 1, kVarlen | kCausal | kBounded},
+    {DType::bf16, 64, 64, 64, 4, 32, 1, kVarlen | kDropout | kCausal | kPackGqa | kPairs | kBounded},
 };
 
 struct BackwardShape {
@@ -78,6 +81,8 @@ constexpr BackwardShape kBackward[] = {
     {DType::f32, 24, 64, 16, 32, 4, 1, 1, 1, kVarlen | kDropout | kCausal | kDeterministic},
     {DType::bf16, 64, 40, 32, 64, 4, 4, 1, 2, kVarlen | kDropout | kCausal | kUnaligned | kDelayedDq},
     {DType::f16, 64, 64, 32, 64, 2, 2, 1, 1, kDropout | kCausal | kDeterministic | kTwoSubsteps},
+    {DType::bf16, 40, 40, 32, 32, 4, 2, 2, 2, kVarlen | kCausal | kDelayedDq | kBounded},
+    {DType::f16, 24, 40, 32, 32, 2, 2, 1, 1, kVarlen | kDropout | kDeterministic | kBounded},
 };
 
 KernelSpec to_spec(const ForwardShape& shape) {
@@ -95,6 +100,7 @@ KernelSpec to_spec(const ForwardShape& shape) {
   spec.causal = shape.has(kCausal);
   spec.pack_gqa = shape.has(kPackGqa);
   spec.split = shape.has(kSplit);
+  spec.bounded = shape.has(kBounded);
   spec.aligned = !shape.has(kUnaligned);
   spec.as<fa::plan::Sm80Forward>().q_in_registers = shape.has(kQInRegisters);
   spec.as<fa::plan::Sm80Forward>().loop_bodies = shape.has(kTwoBodies) ? 2 : 1;
@@ -125,6 +131,7 @@ BackwardSpecs to_specs(const BackwardShape& shape) {
   spec.aligned = !shape.has(kUnaligned);
   spec.varlen = shape.has(kVarlen);
   spec.dropout = shape.has(kDropout);
+  spec.bounded = shape.has(kBounded);
   BackwardSpecs specs{spec, spec};
   specs.main.tile_m = shape.tile_m;
   specs.main.tile_n = shape.tile_n;

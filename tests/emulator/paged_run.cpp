@@ -43,7 +43,8 @@ fa::plan::Problem problem_of(const KernelSpec& spec, const PagedCase& c, const P
                            .h_kv = c.attention.h_kv,
                            .s_q = data.q.view().shape[2],
                            .s_kv = data.max_pages * c.page_size,
-                           .aligned = spec.aligned};
+                           .aligned = spec.aligned,
+                           .bounded = spec.bounded};
   if (c.packed) {
     shape.total_q = shape.s_q;
     if (data.max_s_q != 0) shape.s_q = data.max_s_q;

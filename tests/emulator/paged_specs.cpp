@@ -32,6 +32,7 @@ enum Flag : unsigned {
   kSplitWarps = 2048,
   kWide = 4096,  // of the Hopper forward for wide heads
   kOwnParts = 8192,
+  kBounded = 16384,  // blocks go on from tile to tile
 };
 
 struct Shape {
@@ -110,6 +111,9 @@ constexpr Shape kShapes[] = {
     {12, DType::bf16, 32, 32, 16, 4, 64, 2, kPackGqa | kQInRegisters | kOwnParts | kSplitWarps, "", 0, 1, 1},
     {16, DType::bf16, 16, 16, 32, 2, 16, 1, kPacked | kTwoBodies | kOwnParts, "two_sided"},
     {8, DType::f16, 64, 64, 16, 4, 64, 2, kCausal | kPackGqa | kOwnParts | kSplitWarps, "window_sink"},
+    {16, DType::f16, 40, 40, 32, 2, 32, 1, kPacked | kCausal | kPackGqa | kBounded},
+    {64, DType::bf16, 40, 24, 32, 4, 32, 2, kPacked | kCausal | kPackGqa | kFours | kInKey | kBounded},
+    {8, DType::f16, 48, 80, 32, 2, 48, 2, kCausal | kBounded, "", 0, 1, 2},
     {8, DType::bf16, 64, 64, 128, 12, 48, 2, kPacked | kCausal, "", 2},
     {16, DType::f16, 40, 128, 64, 8, 80, 3, kCausal | kPackGqa, "", 1},
     {24, DType::bf16, 64, 48, 192, 16, 32, 3, kPacked, "", 2},
@@ -159,6 +163,7 @@ PagedKernel to_kernel(const Shape& shape) {
   spec.varlen = shape.has(kPacked);
   spec.causal = shape.has(kCausal);
   spec.pack_gqa = shape.has(kPackGqa);
+  spec.bounded = shape.has(kBounded);
   spec.aligned = !shape.has(kUnaligned);
   spec.as<fa::plan::Sm80Forward>().q_in_registers = shape.has(kQInRegisters);
   spec.as<fa::plan::Sm80Forward>().loop_bodies = shape.has(kTwoBodies) ? 2 : 1;

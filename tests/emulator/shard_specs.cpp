@@ -81,6 +81,7 @@ fa::plan::Fixed fixed_forward(const ShardKernels& shard) {
     fixed.set("warps", 2);
     fixed.set("stages", kernels.loop_bodies);
     fixed.set("loop_bodies", kernels.loop_bodies);
+    fixed.set("warps_n", shard.warps_n);
     return fixed;
   }
   fixed.family = fa::plan::Family::sm90;
@@ -169,6 +170,34 @@ std::vector<ShardKernels> forwards() {
   };
 }
 
+/// Of the mma.sync kernels, whose blocks take several tiles.
+std::vector<ShardKernels> bounded_forwards() {
+  return {
+      {.kernels = {.choice = "plain", .attention = attention(DType::bf16, 16, 16, true), .own = {{"plain", {}}}},
+       .bounded = true,
+       .warps_n = 2},
+      {.kernels = {"alibi", attention(DType::f16, 16, 8, true), true, 2}, .bounded = true},
+      {.kernels = {"everything", attention(DType::bf16, 16, 16, true)}, .bounded = true},
+      {.kernels = {.choice = "mask_of_all", .attention = attention(DType::f32, 16, 16, false), .own = mask_of_all()},
+       .bounded = true},
+  };
+}
+
+std::vector<ShardKernels> bounded_backwards() {
+  std::vector<ShardKernels> list{
+      {.kernels = {"softcap_bias", attention(DType::bf16, 16, 16, true)}, .bounded = true},
+      {.kernels = {.choice = "plain",
+                   .attention = attention(DType::f16, 16, 16, true),
+                   .deterministic = true,
+                   .dropout = true,
+                   .own = {{"plain", {}}}},
+       .bounded = true},
+      {.kernels = {"learned", attention(DType::bf16, 8, 16, false), false, 2}, .bounded = true},
+  };
+  for (ShardKernels& shard : list) shard.forward = false;
+  return list;
+}
+
 std::vector<ShardKernels> backwards() {
   using enum Family;
   std::vector<ShardKernels> list{
@@ -203,6 +232,8 @@ const std::vector<ShardKernels>& shard_kernels() {
   static const std::vector<ShardKernels> list = [] {
     std::vector<ShardKernels> all = forwards();
     for (ShardKernels& shard : backwards()) all.push_back(std::move(shard));
+    for (ShardKernels& shard : bounded_forwards()) all.push_back(std::move(shard));
+    for (ShardKernels& shard : bounded_backwards()) all.push_back(std::move(shard));
     return all;
   }();
   return list;
@@ -260,7 +291,7 @@ std::vector<KernelSpec> all_shard_specs() {
 
 const std::vector<ShardMutation>& shard_mutations() {
   constexpr std::size_t kAlibi = 1, kChunks = 2, kDropout = 3, kBias = 5, kHopperChunks = 12, kHopperDropout = 13,
-                        kFirstBackward = 15;
+                        kFirstBackward = 15, kBoundedPairs = 24, kBoundedSplits = 25, kBoundedBackward = 28;
   static const std::vector<ShardMutation> list{
       {"shard_batch_is_the_calls", "common/shard_place.cuh", "whole.b += place_entry(params, PlaceEntry::b);", "",
        kBias},
@@ -301,6 +332,38 @@ const std::vector<ShardMutation>& shard_mutations() {
        kFirstBackward,
        {},
        2},
+      {"bounded_blocks_do_not_wait",
+       "common/bounded_items.cuh",
+       "if (round > 0) ptx::sync_threads();",
+       "",
+       kBoundedSplits,
+       {FaultKind::shared_race, FaultKind::source_overwritten}},
+      {"bounded_backward_does_not_wait",
+       "common/bounded_items.cuh",
+       "if (round > 0) ptx::sync_threads();",
+       "",
+       kBoundedBackward + 2,
+       {FaultKind::shared_race, FaultKind::source_overwritten}},
+      {"bounded_rounds_leave_out_an_item",
+       "common/bounded_items.cuh",
+       "blocks - 1 - block",
+       "blocks - block",
+       kBoundedPairs,
+       {FaultKind::global_uninitialised}},
+      {"bounded_items_are_of_one_split",
+       "sm80/sm80_forward_block.cuh",
+       "(kVarlen ? 1 : p.b) * p.splits;",
+       "(kVarlen ? 1 : p.b);",
+       kBoundedSplits,
+       {FaultKind::global_uninitialised}},
+      {"bounded_masks_of_the_first_item", "sm80/sm80_forward.cuh", "const Forward derived(params, index);",
+       "const Forward derived(params);", kBoundedPairs},
+      {"bounded_stores_to_the_first_item",
+       "sm80/sm80_backward.cuh",
+       "const Backward epilogue(params, round);",
+       "const Backward epilogue(params);",
+       kBoundedBackward,
+       {FaultKind::global_uninitialised}},
   };
   return list;
 }

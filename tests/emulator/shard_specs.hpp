@@ -19,10 +19,11 @@ struct ShardKernels {
   Family family = Family::sm80;
   VariantKernels kernels;
   bool strided = false;
-  bool bounded = false;  ///< of sm90: all blocks run at once
+  bool bounded = false;  ///< all blocks run at once, and go on from tile to tile
   bool forward = true;   ///< or a backward
   int tile_m = 64;       ///< of a backward of sm90
   int tile_n = 64;
+  int warps_n = 1;  ///< of a forward of sm80: warps that share rows
 };
 const std::vector<ShardKernels>& shard_kernels();
 

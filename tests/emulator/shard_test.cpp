@@ -91,7 +91,7 @@ ForwardCase forward_case(const ShardKernels& shard, const VariantCase& variant) 
   c.spec = forward_spec(shard);
   c.attention = variant.attention;
   c.splits = shard.kernels.splits;
-  c.blocks = shard.family == ShardKernels::Family::sm90 ? 3 : 0;
+  c.blocks = shard.family == ShardKernels::Family::sm90 || shard.bounded ? 3 : 0;
   c.variant = &variant;
   return c;
 }

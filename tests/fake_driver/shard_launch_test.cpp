@@ -71,5 +71,37 @@ TEST_F(ShardLaunches, PlacesThatNoParameterHasAreKernelsOfTheirOwn) {
   EXPECT_NE(placed.find("placed=1"), placed.rfind("placed=1")) << placed << ": in forward and backward";
 }
 
+// Blocks of the mma.sync kernels go on from tile to tile, as many as the call may take multiprocessors.
+TEST_F(ShardLaunches, BoundedMmaSyncGridsHaveNoMoreBlocks) {
+  config_.head_dim = 64;
+  config_.causal = true;
+  config_.dtype = DType::f32;
+  for (const bool deterministic : {false, true}) {
+    config_.deterministic = deterministic;
+    const Attention attention = Attention::create(config_);
+    std::uintptr_t next = std::uintptr_t{1} << 40;
+    const auto tensor = [&] {
+      next += std::uintptr_t{1} << 32;
+      return TensorView(reinterpret_cast<void*>(next), DType::f32, {2, 8, 1024, 64});
+    };
+    const TensorView lse(reinterpret_cast<void*>(std::uintptr_t{1} << 39), DType::f32, {2, 8, 1024});
+    ForwardInputs in{tensor(), tensor(), tensor()};
+    BackwardInputs all{in.q, in.k, in.v, tensor(), lse, tensor()};
+    for (const int multiprocessors : {1, 20, 127}) {
+      in.max_multiprocessors = all.max_multiprocessors = multiprocessors;
+      launches_().clear();
+      attention.forward(in, {tensor(), lse});
+      attention.backward(all, {tensor(), tensor(), tensor()});
+      int bounded = 0;
+      for (const auto& launch : launches_()) {
+        if (!launch.kernel.starts_with("fa_sm80")) continue;
+        EXPECT_EQ(launch.grid, static_cast<unsigned>(multiprocessors)) << launch.kernel;
+        ++bounded;
+      }
+      EXPECT_EQ(bounded, deterministic ? 3 : 2) << "forward, backward, and a pass for dq";
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fa

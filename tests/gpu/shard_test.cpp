@@ -205,27 +205,15 @@ class BoundedGpu : public GpuTest, public testing::WithParamInterface<std::size_
 
 TEST_P(BoundedGpu, FewerMultiprocessorsComeToTheSame) {
   const Kind kind = kinds()[GetParam()];
-  if (kind.dtype == DType::f32) GTEST_SKIP() << "the kernels of f32 have no persistent grid";
   VariantCase c = case_of(kind, CausalAlign::bottom_right);
   SCOPED_TRACE(testing::PrintToString(c));
   const Attention attention = Attention::create(c.config);
   const AttentionCase& a = c.attention;
   const AttentionShape bounded{.b = a.b, .h_q = a.h_q, .h_kv = a.h_kv, .s_q = a.s_q, .s_kv = a.s_kv, .bounded = true};
-  const auto is_hopper = [](const KernelInfo& info) { return info.spec.starts_with("sm90"); };
-  const bool served = is_hopper(attention.kernel_info(bounded)) && is_hopper(attention.backward_kernel_info(bounded));
-  const bool hopper = plan::to_string(driver::list_devices().at(0).arch) == "sm_90a";
-  EXPECT_TRUE(served || !hopper || kind.choice.name != "plain") << "plain attention has persistent grids there";
+  const std::string spec = attention.kernel_info(bounded).spec;
+  EXPECT_TRUE(spec.starts_with("sm90") || spec.find("bounded=1") != std::string::npos) << spec;
   Calls all(c, attention, std::nullopt);
   for (const int multiprocessors : {1, 13, 100}) {
-    if (!served) {
-      try {
-        Calls refused(c, attention, std::nullopt, multiprocessors);
-      } catch (const Error& error) {
-        EXPECT_EQ(error.code(), ErrorCode::unsupported) << error.what();
-        EXPECT_EQ(error.field("argument"), "max_multiprocessors") << error.what();
-      }
-      continue;
-    }
     Calls few(c, attention, std::nullopt, multiprocessors);
     EXPECT_EQ(few.outputs().o.bytes(), all.outputs().o.bytes()) << multiprocessors;
     EXPECT_EQ(few.outputs().lse.bytes(), all.outputs().lse.bytes()) << multiprocessors;
@@ -234,6 +222,47 @@ TEST_P(BoundedGpu, FewerMultiprocessorsComeToTheSame) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, BoundedGpu, testing::Range<std::size_t>(0, kinds().size()));
+
+/// The mma.sync kernels on any GPU, whose blocks then take several tiles.
+class MmaBoundedGpu : public GpuTest, public testing::WithParamInterface<std::size_t> {};
+
+TEST_P(MmaBoundedGpu, FewerMultiprocessorsComeToTheSame) {
+  struct Case {
+    DType dtype;
+    std::int64_t d_qk, d_v, b, h_q, h_kv, s_q, s_kv;
+    bool causal, deterministic;
+  };
+  constexpr Case kCases[] = {
+      {DType::bf16, 64, 64, 2, 8, 8, 1024, 1024, true, false},  {DType::f16, 128, 128, 1, 8, 2, 777, 1500, true, true},
+      {DType::bf16, 192, 128, 1, 4, 4, 900, 900, false, false}, {DType::bf16, 256, 256, 1, 4, 4, 700, 700, true, true},
+      {DType::f16, 512, 512, 1, 2, 2, 500, 500, true, false},   {DType::f32, 64, 64, 1, 4, 2, 600, 600, true, false},
+      {DType::f32, 192, 192, 1, 2, 2, 300, 300, true, true},    {DType::bf16, 64, 64, 1, 4, 4, 1, 4096, false, false}};
+  const Case& of = kCases[GetParam()];
+  AttentionCase a;
+  a.dtype = of.dtype;
+  a.d_qk = of.d_qk, a.d_v = of.d_v;
+  a.b = of.b, a.h_q = of.h_q, a.h_kv = of.h_kv, a.s_q = of.s_q, a.s_kv = of.s_kv;
+  a.causal = of.causal;
+  VariantCase c(a, {"plain", {}});
+  c.config.kernel = c.config.kernel_backward = KernelOverride{.kernel = "sm80"};
+  c.config.deterministic = of.deterministic;
+  SCOPED_TRACE(testing::PrintToString(c));
+  const Attention attention = Attention::create(c.config);
+  Calls all(c, attention, std::nullopt);
+  for (const int multiprocessors : {1, 7, 64}) {
+    Calls few(c, attention, std::nullopt, multiprocessors);
+    EXPECT_EQ(few.outputs().o.bytes(), all.outputs().o.bytes()) << multiprocessors;
+    EXPECT_EQ(few.outputs().lse.bytes(), all.outputs().lse.bytes()) << multiprocessors;
+    if (of.deterministic) {
+      EXPECT_EQ(few.gradients().dq.bytes(), all.gradients().dq.bytes()) << multiprocessors;
+      EXPECT_EQ(few.gradients().dk.bytes(), all.gradients().dk.bytes()) << multiprocessors;
+      EXPECT_EQ(few.gradients().dv.bytes(), all.gradients().dv.bytes()) << multiprocessors;
+    }
+    few.expect_reference();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MmaBoundedGpu, testing::Range<std::size_t>(0, 8));
 
 using ShardPlaceGpu = GpuTest;
 

@@ -37,6 +37,7 @@ constexpr Field kFields[] = {
     field<&SpecHead::without_dv>("without_dv").when_set().as("kWithoutDv"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
+    field<&SpecHead::bounded>("bounded").when_set().as("kBounded", "blocks go on from tile to tile"),
 };
 static_assert(is_complete<Sm80Backward>(kFields));
 
@@ -52,6 +53,7 @@ constexpr Field kDqFields[] = {
     field<&SpecHead::min_blocks>("min_blocks"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
+    field<&SpecHead::bounded>("bounded").when_set().as("kBounded", "blocks go on from tile to tile"),
 };
 static_assert(is_complete<Sm80BackwardDq>(kDqFields));
 

@@ -310,16 +310,49 @@ void expect_refused(const Plan& plan, const std::string& kernel) {
   }
 }
 
-TEST(BoundedLaunch, AGridOfATileABlockIsRefused) {
-  Planned planned, backward, ordered;
-  const Problem p = some_problem("sm_80", 4096, true);
-  expect_refused([&] { plan_forward_call(p, 20, &planned); }, "fa_sm80_forward");
-  expect_refused([&] { plan_backward_call(p, false, 20, &backward); }, "fa_sm80_backward");
-  expect_refused([&] { plan_backward_call(some_problem("sm_90a", 4096, true), true, 20, &ordered); },
-                 "fa_sm90_backward");
+TEST(BoundedLaunch, BlocksOfMmaSyncKernelsGoOnFromTileToTile) {
+  for (const bool causal : {false, true}) {
+    for (const bool deterministic : {false, true}) {
+      const Problem p = some_problem("sm_80", 4096, causal);
+      Planned forward, backward;
+      plan_forward_call(p, 20, &forward);
+      EXPECT_EQ(forward.grid(), 20);
+      EXPECT_TRUE(forward.kernels[Role::attention].bounded);
+      EXPECT_EQ(forward.kernels[Role::attention].min_blocks, 1) << "a multiprocessor has one";
+      plan_backward_call(p, deterministic, 20, &backward);
+      EXPECT_EQ(backward.grid(), 20);
+      if (!deterministic) continue;
+      EXPECT_EQ(backward.call.step(Role::dq)->grid, 20);
+    }
+  }
   Planned small;  // whose tiles are fewer anyway
   plan_forward_call(some_problem("sm_80", 128, true), 40, &small);
   EXPECT_LE(small.grid(), 40);
+}
+
+/// Tiles, stages and the rest, which decide what is added to what.
+TEST(BoundedLaunch, AnMmaSyncKernelDiffersInItsGridAlone) {
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    for (const int d : {64, 128, 192, 256, 512}) {
+      Problem p = some_problem("sm_80", 4096, true);
+      p.dtype = dtype;
+      p.d_qk = p.d_v = d;
+      KernelSpec bounded = kernel_choices(p, {})[Role::attention].front();
+      p.bounded = false;
+      const KernelSpec other = kernel_choices(p, {})[Role::attention].front();
+      EXPECT_TRUE(bounded.bounded);
+      bounded.bounded = false;
+      bounded.min_blocks = other.min_blocks;
+      EXPECT_EQ(bounded, other);
+    }
+  }
+}
+
+// Blocks that wait for each other start in an order that a bounded grid does not have.
+TEST(BoundedLaunch, AGridOfATileABlockIsRefused) {
+  Planned ordered;
+  expect_refused([&] { plan_backward_call(some_problem("sm_90a", 4096, true), true, 20, &ordered); },
+                 "fa_sm90_backward");
 }
 
 // What lists of tiles are of, their tag says.
