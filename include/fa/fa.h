@@ -430,6 +430,10 @@ typedef struct fa_shard_place {
   int64_t whole_h_q;
   int64_t whole_s_q;
   int64_t whole_s_kv;
+  /* b, h_q, q and kv, [4], in memory of the attention's device: read when the kernels run, in the place of those above,
+   * which are 0 then. So a captured call may be replayed at other places. Sizes of the whole are given. A place that
+   * leaves the whole is moved into it. What has to be a multiple of h_q / h_kv, or of 32, is rounded down. */
+  const int64_t* begin;
 } fa_shard_place;
 
 /* What fa_forward reads, all on the attention's device. */
@@ -627,12 +631,14 @@ typedef struct fa_shape {
    * longest ones, 0 where they are not known. */
   int64_t total_q;
   int64_t total_kv;
-  int32_t without_dq; /* nonzero: calls of fa_backward have no output dq */
-  int32_t without_dk; /* likewise dk */
-  int32_t without_dv; /* likewise dv */
-  int32_t placed;     /* nonzero: its calls have a fa_shard_place */
-  int32_t strided;    /* nonzero: one with steps */
-  int32_t bounded;    /* nonzero: its calls have max_multiprocessors */
+  int32_t without_dq;      /* nonzero: calls of fa_backward have no output dq */
+  int32_t without_dk;      /* likewise dk */
+  int32_t without_dv;      /* likewise dv */
+  int32_t placed;          /* nonzero: its calls have a fa_shard_place */
+  int32_t strided;         /* nonzero: one with steps */
+  int32_t bounded;         /* nonzero: its calls have max_multiprocessors */
+  int32_t place_in_memory; /* nonzero: its calls have fa_shard_place.begin */
+  uint32_t reserved;       /* 0 */
 } fa_shape;
 
 /* What a schedule is made for. The arrays are in memory of the attention's device, and are read when the kernel runs.

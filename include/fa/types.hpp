@@ -77,10 +77,11 @@ struct AttentionShape {
   /// total_kv.
   std::int64_t total_q = 0;
   std::int64_t total_kv = 0;
-  Gradients gradients = {};  ///< of backward: which of dq, dk and dv its calls have outputs for
-  bool placed = false;       ///< its calls have a ShardPlace
-  bool strided = false;      ///< one with steps
-  bool bounded = false;      ///< its calls have max_multiprocessors
+  Gradients gradients = {};      ///< of backward: which of dq, dk and dv its calls have outputs for
+  bool placed = false;           ///< its calls have a ShardPlace
+  bool strided = false;          ///< one with steps
+  bool bounded = false;          ///< its calls have max_multiprocessors
+  bool place_in_memory = false;  ///< its calls have ShardPlace::begin
 };
 
 /// Where the tensors of a call stand in a larger attention, the whole (docs/shards.md). Row i is the whole's row
@@ -106,6 +107,10 @@ struct ShardPlace {
   std::int64_t whole_h_q = 0;
   std::int64_t whole_s_q = 0;
   std::int64_t whole_s_kv = 0;
+  /// b, h_q, q and kv, [4], in memory of the Attention's device: read when the kernels run, in the place of those
+  /// above, which are 0 then. So a captured call may be replayed at other places. Sizes of the whole are given. A place
+  /// that leaves the whole is moved into it. What has to be a multiple of h_q / h_kv, or of 32, is rounded down.
+  const std::int64_t* begin = nullptr;
 
   friend bool operator==(const ShardPlace&, const ShardPlace&) = default;
 };

@@ -124,6 +124,7 @@ class ShardPlace(Struct):
     _fields_ = [
         *_many("struct_size reserved", ctypes.c_uint32),
         *_many("b h_q q kv q_step kv_step whole_b whole_h_q whole_s_q whole_s_kv", ctypes.c_int64),
+        ("begin", ctypes.c_void_p),
     ]
 
 
@@ -245,7 +246,7 @@ class Shape(Struct):
         ("struct_size", ctypes.c_uint32),
         ("unaligned", ctypes.c_int32),
         *_many("b h_q h_kv s_q s_kv total_q total_kv", ctypes.c_int64),
-        *_many("without_dq without_dk without_dv placed strided bounded", ctypes.c_int32),
+        *_many("without_dq without_dk without_dv placed strided bounded place_in_memory reserved", ctypes.c_int32),
     ]
 
 

@@ -138,11 +138,14 @@ def dropout_state(seed: int = 0, offset: int = 0, device: Any = None) -> _abi.Dr
 
 
 def shard_place(b: int = 0, h_q: int = 0, q: int = 0, kv: int = 0, q_step: int = 1, kv_step: int = 1, whole_b: int = 0,
-                whole_h_q: int = 0, whole_s_q: int = 0, whole_s_kv: int = 0) -> _abi.ShardPlace:
+                whole_h_q: int = 0, whole_s_q: int = 0, whole_s_kv: int = 0, begin: Any = None) -> _abi.ShardPlace:
     """Where the arrays of a call stand in a larger attention (docs/shards.md): its first batch entry, query head, row and key,
-    the steps between rows and between keys, and the sizes of the whole; 0: it ends with the call's own."""
-    return _abi.ShardPlace(b=b, h_q=h_q, q=q, kv=kv, q_step=q_step, kv_step=kv_step, whole_b=whole_b, whole_h_q=whole_h_q,
-                           whole_s_q=whole_s_q, whole_s_kv=whole_s_kv)
+    the steps between rows and between keys, and the sizes of the whole; 0: it ends with the call's own. begin: an int64 array
+    of b, h_q, q and kv on the attention's device, which counts instead of the numbers and is kept alive."""
+    result = _abi.ShardPlace(b=b, h_q=h_q, q=q, kv=kv, q_step=q_step, kv_step=kv_step, whole_b=whole_b, whole_h_q=whole_h_q,
+                             whole_s_q=whole_s_q, whole_s_kv=whole_s_kv, begin=_views.address("begin", begin, "int64", 4))
+    result.tensor = begin
+    return result
 
 
 def _declared(name: str, dtype: object, requires_grad: bool = False) -> _abi.Capture:
@@ -194,8 +197,8 @@ def _variants(sequences: Optional[_abi.Sequences], dropout: Optional[_abi.Dropou
 def _shape(sizes: Sequence[int], rows_aligned: bool, without: Sequence[str] = (), kinds: Sequence[str] = ()) -> _abi.Shape:
     names = ("b", "h_q", "h_kv", "s_q", "s_kv", "total_q", "total_kv")
     for kind in kinds:
-        if kind not in ("placed", "strided", "bounded"):
-            raise ValueError(f"kinds has {kind!r}: accepted are 'placed', 'strided' and 'bounded'")
+        if kind not in ("placed", "strided", "bounded", "place_in_memory"):
+            raise ValueError(f"kinds has {kind!r}: accepted are 'placed', 'strided', 'bounded' and 'place_in_memory'")
     return _abi.Shape(unaligned=int(not rows_aligned), **dict(zip(names, sizes)), **{f"without_{name}": 1 for name in without},
                       **dict.fromkeys(kinds, 1))
 

@@ -271,8 +271,8 @@ std::optional<ShardPlace> to_place(const fa_shard_place* source) {
   }
   const fa_shard_place in = read_struct(source, "place");
   const auto step = [](std::int64_t given) { return given == 0 ? 1 : given; };
-  return ShardPlace{in.b,       in.h_q,       in.q,         in.kv,        step(in.q_step), step(in.kv_step),
-                    in.whole_b, in.whole_h_q, in.whole_s_q, in.whole_s_kv};
+  return ShardPlace{in.b,       in.h_q,       in.q,         in.kv,         step(in.q_step), step(in.kv_step),
+                    in.whole_b, in.whole_h_q, in.whole_s_q, in.whole_s_kv, in.begin};
 }
 
 RotaryEmbedding to_rotary(const fa_rotary_embedding* source) {
@@ -532,6 +532,7 @@ AttentionShape to_shape(const fa_shape* source) {
   out.placed = in.placed != 0;
   out.strided = in.strided != 0;
   out.bounded = in.bounded != 0;
+  out.place_in_memory = in.place_in_memory != 0;
   return out;
 }
 

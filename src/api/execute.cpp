@@ -32,7 +32,7 @@ void execute(plan::CallPlan& call, const plan::Problem& problem, const Ready& re
   for (const plan::Step& step : call.steps()) {
     const ReadyKernel& kernel = ready.kernels[step.role];
     driver::launch(kernel.loaded->function(), static_cast<unsigned>(step.grid), kernel.threads, kernel.shared_bytes,
-                   stream, step.params, step.early ? driver::Start::early : driver::Start::in_order);
+                   stream, step.params, step.early ? driver::Start::early : driver::Start::in_order, step.place);
   }
   if (fills) set_held(tiles.data, tag);
   if (scratch) scratch->release();

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "api/paged.hpp"
+#include "plan/variant_launch.hpp"
 #include "reference/backward.hpp"
 #include "reference/forward.hpp"
 #include "reference/packed.hpp"
@@ -15,6 +16,26 @@ reference::DropoutMask dropout_mask(const AttentionConfig& config, const Dropout
   if (config.dropout == 0) return {};
   const bool in_memory = state.device != nullptr;
   return {double{config.dropout}, in_memory ? state.device[0] : state.seed, in_memory ? state.device[1] : state.offset};
+}
+
+/// A place that memory holds, as kernels read it.
+ShardPlace read_place(const AttentionConfig& config, const AttentionShape& shape, ShardPlace place) {
+  if (place.begin == nullptr) return place;
+  plan::Problem problem;
+  problem.b = shape.b;
+  problem.h_q = shape.h_q;
+  problem.h_kv = shape.h_kv;
+  problem.s_q = shape.s_q;
+  problem.s_kv = shape.s_kv;
+  problem.dropout = config.dropout > 0;
+  const std::int64_t* const given = place.begin;
+  const kernel::PlaceBegin begin =
+      kernel::place_inside(plan::place_params(problem, place), {given[0], given[1], given[2], given[3]});
+  place.b = begin.b;
+  place.h_q = begin.h_q;
+  place.q = begin.q;
+  place.kv = begin.kv;
+  return place;
 }
 
 reference::VariantArgs variant_args(const AttentionConfig& config, const Functions& functions,
@@ -45,7 +66,7 @@ void HostAttention::set_common(const Call& call, const VariantCall& variant, Arg
   args->dropout = dropout_mask(config_, call.dropout);
   args->variant = variant_args(config_, functions_, variant);
   if (call.place) {
-    const ShardPlace& place = *call.place;
+    const ShardPlace place = read_place(config_, call.shape, *call.place);
     args->variant.place = place;
     args->dropout = args->dropout.part(place.b * place.whole_h_q + place.h_q, place.q, place.kv);
   }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <string_view>
 
 #include "api/validate.hpp"
@@ -78,6 +79,25 @@ void check_dropout(const ShardPlace& place) {
   check("place.kv", place.kv, "place.kv_step", place.kv_step);
 }
 
+/// One that the device reads: the whole says where it may be.
+void check_in_memory(const AttentionShape& shape, const ShardPlace& place) {
+  constexpr std::string_view kInMemory = "0 with place.begin, where it is read";
+  const auto check = [&](std::string_view name, std::int64_t value, std::string_view whole_name, std::int64_t whole,
+                         std::int64_t least) {
+    if (value != 0) throw_invalid(name, value, kInMemory);
+    if (whole < std::max<std::int64_t>(least, 1)) {
+      throw_invalid(whole_name, whole, fmt::format("{} and more with place.begin", std::max<std::int64_t>(least, 1)));
+    }
+  };
+  check("place.b", place.b, "place.whole_b", place.whole_b, shape.b);
+  check("place.h_q", place.h_q, "place.whole_h_q", place.whole_h_q, shape.h_q);
+  check("place.q", place.q, "place.whole_s_q", place.whole_s_q, support::end_of(0, shape.s_q, place.q_step));
+  check("place.kv", place.kv, "place.whole_s_kv", place.whole_s_kv, support::end_of(0, shape.s_kv, place.kv_step));
+  if (reinterpret_cast<std::uintptr_t>(place.begin) % alignof(std::int64_t) != 0) {
+    throw_invalid("place.begin", fmt::format("pointer {}", fmt::ptr(place.begin)), "a multiple of 8 bytes");
+  }
+}
+
 }  // namespace
 
 void check_has_places(const AttentionConfig& config) {
@@ -96,6 +116,7 @@ std::optional<ShardPlace> checked_place(const AttentionConfig& config, const Att
   check_axis({"place.h_q", place.h_q, shape.h_q, "place.whole_h_q", place.whole_h_q, "", 1});
   check_axis({"place.q", place.q, shape.s_q, "place.whole_s_q", place.whole_s_q, "place.q_step", place.q_step});
   check_axis({"place.kv", place.kv, shape.s_kv, "place.whole_s_kv", place.whole_s_kv, "place.kv_step", place.kv_step});
+  if (place.begin != nullptr) check_in_memory(shape, place);
   if (std::max(shape.s_q, shape.s_kv) > kMostRows) {
     throw_invalid("s_q, s_kv", std::max(shape.s_q, shape.s_kv), fmt::format("at most {} with a place", kMostRows));
   }
@@ -109,8 +130,11 @@ std::optional<ShardPlace> checked_place(const AttentionConfig& config, const Att
   if (shape.s_q <= 1) place.q_step = place.kv_step;
   if (shape.s_kv <= 1) place.kv_step = place.q_step;
   if (shape.s_q <= 1 && shape.s_kv <= 1) place.q_step = place.kv_step = 1;
-  check_room("place.q_step", place.q, shape.s_q, place.q_step);
-  check_room("place.kv_step", place.kv, shape.s_kv, place.kv_step);
+  const bool read = place.begin != nullptr;
+  const std::int64_t last_q = place.whole_s_q - support::end_of(0, shape.s_q, place.q_step);
+  const std::int64_t last_kv = place.whole_s_kv - support::end_of(0, shape.s_kv, place.kv_step);
+  check_room("place.q_step", read ? last_q : place.q, shape.s_q, place.q_step);
+  check_room("place.kv_step", read ? last_kv : place.kv, shape.s_kv, place.kv_step);
   check_steps(config, place);
   if (config.dropout > 0) check_dropout(place);
   if (place == support::resolved({}, sizes)) return std::nullopt;

@@ -80,6 +80,7 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
   problem.invariance = config.invariance;
   problem.gradients = shape.gradients;
   problem.placed = shape.placed;
+  problem.place_in_memory = shape.place_in_memory;
   problem.bounded = shape.bounded;
   problem.total_q = shape.total_q;
   problem.total_kv = shape.total_kv;
@@ -129,6 +130,7 @@ std::string compile_command(const plan::Problem& problem, const plan::Fixed& giv
     add(" --invariance {}", to_string(problem.invariance));
   }
   if (problem.placed) command += problem.variants != nullptr && problem.variants->strided ? " --strided" : " --placed";
+  if (problem.place_in_memory) command += " --place-in-memory";
   if (problem.bounded) command += " --bounded";
   if (problem.dropout) add(" --dropout 0.5");  // which one it is, no kernel depends on
   if (!problem.aligned) add(" --unaligned");

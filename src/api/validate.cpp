@@ -18,6 +18,7 @@ namespace fa::api {
 namespace {
 
 using support::throw_invalid;
+using support::throw_unsupported;
 
 // Of all heads. Split keys, d of 512 and f32 elements make 2^18 bytes of scratch a row and a few, and tiles 128 rows of
 // one.
@@ -191,6 +192,10 @@ void set_place(const AttentionConfig& config, const Inputs& inputs, Call& call) 
   call.max_multiprocessors = checked_multiprocessors(inputs.max_multiprocessors);
   call.shape.placed = call.place.has_value();
   call.shape.strided = call.place && (call.place->q_step != 1 || call.place->kv_step != 1);
+  call.shape.place_in_memory = call.place && call.place->begin != nullptr;
+  if (call.shape.place_in_memory && inputs.tiles.filled) {
+    throw_unsupported("tiles", "filled", "memory that is not, with place.begin: lists are of one place");
+  }
   call.shape.bounded = call.max_multiprocessors > 0;
 }
 
@@ -249,19 +254,20 @@ struct Axes {
 
 /// The small arrays of a call as tensors; undefined where they are not given.
 struct PackedViews {
-  PackedViews(const PackedSequences& sequences, const DropoutState& dropout)
+  PackedViews(const PackedSequences& sequences, const DropoutState& dropout, const std::optional<ShardPlace>& at)
       : cu_q(ints(sequences.cu_seqlens_q, sequences.b + 1)),
         cu_kv(ints(sequences.cu_seqlens_kv, sequences.b + 1)),
         used_q(ints(sequences.seqused_q, sequences.b)),
         used_kv(ints(sequences.seqused_kv, sequences.b)) {
     if (dropout.device != nullptr) state = TensorView(dropout.device, DType::f64, {2});  // of 8 bytes as well
+    if (at && at->begin != nullptr) place = TensorView(at->begin, DType::f64, {4});      // likewise
   }
 
   static TensorView ints(const std::int32_t* array, std::int64_t count) {
     return array == nullptr ? TensorView() : TensorView(array, DType::i32, {count});
   }
 
-  TensorView cu_q, cu_kv, used_q, used_kv, state;
+  TensorView cu_q, cu_kv, used_q, used_kv, state, place;
 };
 
 /// What a forward call reads of a paged cache, of b requests.
@@ -292,6 +298,7 @@ void add_shared(const Inputs& inputs, const PackedViews& packed, CallTensors& te
   tensors.add_read("seqused_q", packed.used_q);
   tensors.add_read("seqused_kv", packed.used_kv);
   tensors.add_read("dropout.device", packed.state);
+  tensors.add_read("place.begin", packed.place);
 }
 
 }  // namespace
@@ -299,7 +306,7 @@ void add_shared(const Inputs& inputs, const PackedViews& packed, CallTensors& te
 AttentionShape checked(const AttentionConfig& config, const AttentionShape& shape) {
   AttentionShape result = shape;
   if (result.h_kv == 0) result.h_kv = result.h_q;
-  result.placed = result.placed || result.strided;
+  result.placed = result.placed || result.strided || result.place_in_memory;
   if (result.placed) check_has_places(config);
   if (config.varlen) {
     check_size("b", result.b);
@@ -506,7 +513,7 @@ void check_disjoint(const ForwardInputs& inputs, const ForwardOutputs& outputs) 
   PackedSequences sequences = inputs.sequences;
   const bool dense = inputs.cache.block_table.defined() && sequences.cu_seqlens_q == nullptr;
   if (dense) sequences.b = inputs.q.shape[0];
-  const PackedViews packed(sequences, inputs.dropout);
+  const PackedViews packed(sequences, inputs.dropout, inputs.place);
   const PagedViews paged(inputs.cache, sequences.b);
   CallTensors tensors;
   add_shared(inputs, packed, tensors);
@@ -519,7 +526,7 @@ void check_disjoint(const ForwardInputs& inputs, const ForwardOutputs& outputs) 
 }
 
 void check_disjoint(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
-  const PackedViews packed(inputs.sequences, inputs.dropout);
+  const PackedViews packed(inputs.sequences, inputs.dropout, inputs.place);
   CallTensors tensors;
   add_shared(inputs, packed, tensors);
   tensors.add_read("o", inputs.o);

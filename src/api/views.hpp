@@ -64,8 +64,9 @@ class CallTensors {
   struct List {
     void add(const Label& label, const TensorView& view);
 
-    /// Of a backward with everything: 8 inputs, what is captured, 4 arrays of lengths and the state of dropout.
-    std::array<Item, Captures::kMax + 13> items{};
+    /// Of a backward with everything: 8 inputs, what is captured, 4 arrays of lengths, the state of dropout and a
+    /// place.
+    std::array<Item, Captures::kMax + 14> items{};
     std::size_t count = 0;
   };
 

@@ -138,9 +138,9 @@ class EarlyLaunch {
   CUlaunchAttribute attribute_{};
 };
 
-/// Queues one launch; `params` is the kernel's only argument. Allocates nothing.
+/// Queues one launch; `params` is the kernel's only argument, unless it has a `second`. Allocates nothing.
 void launch(CUfunction function, unsigned grid, unsigned threads, unsigned dynamic_shared, CUstream stream,
-            void* params, Start start = Start::in_order);
+            void* params, Start start = Start::in_order, void* second = nullptr);
 
 /// Describes a tensor to the copy engine: boxes with the 128-byte swizzle, zeros outside of the tensor, 256 bytes
 /// fetched into the L2 cache at a time. Work of the host alone, without locks or allocations. Throws fa::Error(cuda)

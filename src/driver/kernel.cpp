@@ -98,8 +98,8 @@ EarlyLaunch::EarlyLaunch(unsigned grid, unsigned threads, unsigned dynamic_share
 }
 
 void launch(CUfunction function, unsigned grid, unsigned threads, unsigned dynamic_shared, CUstream stream,
-            void* params, Start start) {
-  void* arguments[] = {params};
+            void* params, Start start, void* second) {
+  void* arguments[] = {params, second};  // of which the driver reads as many as the kernel has
   if (start_with(start, api().version) == Start::in_order) {
     check(api().cuLaunchKernel(function, grid, 1, 1, threads, 1, 1, dynamic_shared, stream, arguments, nullptr),
           "cuLaunchKernel");

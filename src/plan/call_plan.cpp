@@ -111,7 +111,15 @@ void CallPlan::add(Role role, std::int64_t grid, void* params, bool early) {
   if (grid > kMaxGrid) {
     support::throw_invalid("b * h * s", grid, fmt::format("at most {} tiles of rows or keys", kMaxGrid));
   }
-  steps_[count_++] = {role, early, grid, params};
+  steps_[count_++] = {role, early, grid, params, nullptr};
+}
+
+void CallPlan::put_places(const Problem& problem, const KernelSet& kernels) noexcept {
+  if (!problem.reads_place()) return;
+  place_ = place_params(problem, *problem.place);
+  for (Step& step : steps()) {
+    if (kernels[step.role].place_in_memory) step.place = &place_;
+  }
 }
 
 void plan_call(const Problem& problem, const Choice& choice, const KernelSet& kernels, const ForwardTensors& tensors,
@@ -161,6 +169,7 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
     const std::int64_t rows = std::int64_t{params.b} * params.h_q * params.s_q;
     call.add(Role::combine, ceil_div(rows, kernels[Role::combine].warps), &params);
   }
+  call.put_places(problem, kernels);
 }
 
 void plan_call(const Problem& problem, const BackwardChoice& choice, const KernelSet& kernels,
@@ -206,6 +215,7 @@ void plan_call(const Problem& problem, const BackwardChoice& choice, const Kerne
   add(Role::dq, grids.dq, &all.dq);
   add(Role::convert, grids.convert, &params);
   add(Role::sink, grids.sink, &params);
+  call.put_places(problem, kernels);
 }
 
 void plan_schedule(const Problem& problem, const KernelSet& kernels, int multiprocessors, CallPlan& call) {

@@ -8,6 +8,7 @@
 
 #include <common/append_params.cuh>
 #include <common/merge_states_params.cuh>
+#include <common/place_params.cuh>
 #include <fa/append.hpp>
 #include <sm90/sm90_backward_params.cuh>
 #include <sm90/sm90_forward_params.cuh>
@@ -80,6 +81,7 @@ struct Step {
   bool early;  ///< may start before the launch in front of it is complete (may_start_early)
   std::int64_t grid;
   void* params;  ///< in the plan
+  void* place;   ///< likewise, of a kernel that reads where the call stands; else null
 };
 
 /// What a call asks for besides its tensors.
@@ -165,6 +167,8 @@ class CallPlan {
   void add(Role role, std::int64_t grid, void* params, bool early = false);
   void bind_forward(const SectionAddresses& at) noexcept;
   void bind_backward(const SectionAddresses& at) noexcept;
+  /// Gives the steps whose kernels read it where the call stands.
+  void put_places(const Problem& problem, const KernelSet& kernels) noexcept;
 
   bool backward_ = false;
   bool mapped_ = false;
@@ -173,6 +177,7 @@ class CallPlan {
   std::array<Step, kRoles> steps_;
   std::size_t classes_;  ///< bytes in front of the scratch of kernels that write lists
   std::size_t dq_classes_;
+  kernel::PlaceParams place_;
 };
 
 /// Plans a call into an empty plan. Throws fa::Error: invalid_argument for more tiles than a grid counts, internal for

@@ -83,9 +83,10 @@ struct SpecHead {
   int page_size = 0;        ///< keys of a page that k and v are in; 0: they are plain tensors
   bool accumulate = false;  ///< adds to the state that o and lse hold
   bool bounded = false;     ///< of no more blocks than the call may take multiprocessors: these go on from tile to tile
-  Variants variants;        ///< what is computed besides plain attention
-  bool debug = false;       ///< waits and addresses are checked on the device
-  int min_blocks = 1;       ///< resident thread blocks a multiprocessor that the register allocation must allow
+  bool place_in_memory = false;  ///< where the call stands in a larger attention, kernels read
+  Variants variants;             ///< what is computed besides plain attention
+  bool debug = false;            ///< waits and addresses are checked on the device
+  int min_blocks = 1;            ///< resident thread blocks a multiprocessor that the register allocation must allow
 
   friend bool operator==(const SpecHead&, const SpecHead&) = default;
 };

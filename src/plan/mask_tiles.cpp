@@ -66,6 +66,7 @@ KernelSpec mask_tiles_spec(const KernelSpec& attention) {
   spec.tile_m = attention.tile_m;
   spec.tile_n = attention.tile_n;
   spec.pack_gqa = attention.pack_gqa;
+  spec.place_in_memory = attention.place_in_memory;
   spec.warps = kWarps;
   spec.variants = attention.variants;
   spec.variants.score.clear();
@@ -126,6 +127,7 @@ std::uint64_t mask_tiles_tag(const Problem& problem, const KernelSpec& attention
   }
   if (!problem.place) return tag;
   const ShardPlace& place = *problem.place;
+  if (place.begin != nullptr) tag = mix_tag(tag, 2);  // no lists of a place that is known
   for (const std::int64_t value : {place.b, place.h_q, place.q, place.kv, place.q_step, place.kv_step, place.whole_b,
                                    place.whole_h_q, place.whole_s_q, place.whole_s_kv}) {
     tag = mix_tag(tag, static_cast<std::uint64_t>(value));

@@ -40,6 +40,7 @@ struct Problem {
   Invariance invariance = Invariance::none;  ///< of a forward
   Gradients gradients = {};                  ///< of a backward
   bool placed = false;                       ///< calls have places in larger attentions
+  bool place_in_memory = false;              ///< likewise, which the device alone knows
   bool bounded = false;                      ///< fewer multiprocessors than there are take a call's tiles
   std::int64_t b = 1;
   std::int64_t h_q = 1;
@@ -69,6 +70,12 @@ struct Problem {
   /// else is known of a request.
   bool fixed_rows() const noexcept {
     return invariance == Invariance::rows || (invariance == Invariance::batch && ragged());
+  }
+
+  /// Whether kernels look for the call's place in memory: what they compute depends on it.
+  bool reads_place() const noexcept {
+    const bool masked = variants != nullptr && (variants->left_window || variants->chunked || variants->placed);
+    return place_in_memory && (causal || masked);
   }
 
   bool paged() const noexcept { return page_size > 0; }

@@ -137,6 +137,7 @@ KernelSpec common_spec(const Problem& problem) {
   spec.aligned = problem.aligned;
   spec.varlen = problem.varlen;
   spec.dropout = problem.dropout;
+  spec.place_in_memory = problem.reads_place();
   if (problem.variants != nullptr) spec.variants = *problem.variants;
   spec.bounded = problem.bounded;
   return spec;

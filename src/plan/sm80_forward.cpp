@@ -337,6 +337,7 @@ KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n,
   spec.aligned = problem.aligned;
   spec.varlen = problem.varlen;
   spec.dropout = problem.dropout;
+  spec.place_in_memory = problem.reads_place();
   spec.page_size = problem.page_size;
   spec.accumulate = problem.accumulate;
   const int warps = fixed.number("warps", tile.warps);

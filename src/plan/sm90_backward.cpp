@@ -94,6 +94,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   spec.split = choice.splits > 1;
   spec.varlen = problem.varlen;
   spec.dropout = problem.dropout;
+  spec.place_in_memory = problem.reads_place();
   if (problem.variants != nullptr) spec.variants = *problem.variants;
   return spec;
 }

@@ -159,6 +159,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   spec.bounded = problem.bounded && comes_in_waves(problem);
   spec.page_size = problem.page_size;
   spec.dropout = problem.dropout;
+  spec.place_in_memory = problem.reads_place();
   spec.accumulate = problem.accumulate;
   spec.tile_m = fixed.number("tile_m", tile.tile_m);
   spec.tile_n = fixed.number("tile_n", tile.tile_n);

@@ -80,6 +80,7 @@ KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& c
   spec.d_qk = problem.d_qk;
   spec.d_v = problem.d_v;
   spec.causal = problem.causal;
+  spec.place_in_memory = problem.reads_place();
   if (problem.variants != nullptr) spec.variants = *problem.variants;
   spec.positive_scale = true;  // signs of scales are known to the device alone
   spec.varlen = problem.varlen;

@@ -39,6 +39,7 @@ KernelSpec with_stages(const Problem& problem, const Choice& choice, int stages)
   spec.d_qk = problem.d_qk;
   spec.d_v = problem.d_v;
   spec.causal = problem.causal;
+  spec.place_in_memory = problem.reads_place();
   if (problem.variants != nullptr) spec.variants = *problem.variants;
   spec.positive_scale = problem.positive_scale || !spec.variants.score.empty();  // a function sees scaled scores
   spec.varlen = problem.varlen;

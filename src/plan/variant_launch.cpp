@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <bit>
 #include <iterator>
+#include <limits>
 
 #include "support/shard_place.hpp"
 
 namespace fa::plan {
 namespace {
+
+constexpr std::int32_t kDropoutGranule = 32;  // rows, and keys, that a call of the generator is shared by
 
 /// Of a packed batch, and over pages, each sequence has its own.
 std::int64_t diagonal(const Problem& problem) noexcept {
@@ -20,39 +23,8 @@ std::int64_t within_lengths(const Problem& problem, std::int64_t distance) noexc
   return std::min(distance, std::max(problem.s_q, problem.s_kv));
 }
 
-std::int64_t floor_div(std::int64_t a, std::int64_t b) noexcept {
-  return a / b - (a % b != 0 && a < 0 ? 1 : 0);
-}
-
-/// Masks in closed form of a call with a place, as they are of its own rows and keys: steps are equal then.
-struct PlacedMasks {
-  std::int64_t causal_shift = 0;
-  std::int64_t diagonal = 0;
-  std::int64_t window_left = 0;
-  std::int64_t chunk = 1;
-  std::int64_t chunk_keys = 0;  ///< of the first key's chunk that are before it
-};
-
-PlacedMasks placed_masks(const Problem& problem, const ShardPlace& place) noexcept {
-  const std::int64_t longest = std::max(place.whole_s_q, place.whole_s_kv);
-  const bool ends_meet = problem.causal_align == CausalAlign::bottom_right;
-  const std::int64_t first = place.q + (ends_meet ? place.whole_s_kv - place.whole_s_q : 0);  // where row 0 stands
-  const std::int64_t step = place.kv_step;
-  // What is hidden from all rows, or from none, is so within the call's own lengths.
-  const auto within_call = [&](std::int64_t shift) { return std::clamp(shift, -problem.s_q, problem.s_kv); };
-  PlacedMasks masks;
-  masks.causal_shift = within_call(floor_div(first - place.kv + std::min(problem.window_right, longest), step));
-  const std::int64_t begin = within_call(-floor_div(std::min(problem.window_left, longest) - (first - place.kv), step));
-  masks.diagonal = within_call(floor_div(first - place.kv, step));
-  if (problem.chunk > 0) {
-    masks.chunk = std::max<std::int64_t>(std::min(problem.chunk, longest + step - 1) / step, 1);
-    const std::int64_t keys = place.kv / step;
-    masks.chunk_keys = keys % masks.chunk;
-    masks.diagonal = std::clamp(floor_div(first, step) - keys + masks.chunk_keys, -problem.s_q - masks.chunk,
-                                problem.s_kv + masks.chunk + masks.chunk_keys);
-  }
-  masks.window_left = masks.diagonal - begin;
-  return masks;
+kernel::PlacedMasks placed_masks(const Problem& problem, const ShardPlace& place) noexcept {
+  return kernel::placed_masks(place_params(problem, place), {place.b, place.h_q, place.q, place.kv});
 }
 
 /// That of a call, with the sizes of the whole.
@@ -109,7 +81,7 @@ kernel::VariantParams variant_params(const Problem& problem, const VariantTensor
   params.inverse_scale = 1.0f / params.scale;
   params.b = static_cast<int>(problem.b);
   if (problem.place) {
-    const PlacedMasks masks = placed_masks(problem, *problem.place);
+    const kernel::PlacedMasks masks = placed_masks(problem, *problem.place);
     params.diagonal = static_cast<int>(masks.diagonal);
     params.window_left = static_cast<int>(masks.window_left);
     params.chunk = static_cast<int>(masks.chunk);
@@ -120,6 +92,32 @@ kernel::VariantParams variant_params(const Problem& problem, const VariantTensor
     set_place(place, params);
     params.b += static_cast<int>(place.b);  // captures are the whole's
   }
+  return params;
+}
+
+kernel::PlaceParams place_params(const Problem& problem, const ShardPlace& place) noexcept {
+  const auto number = [](std::int64_t value) {
+    return static_cast<std::int32_t>(std::min<std::int64_t>(value, std::numeric_limits<std::int32_t>::max()));
+  };
+  const std::int64_t longest = std::max(place.whole_s_q, place.whole_s_kv);
+  kernel::PlaceParams params{};
+  params.begin = place.begin;
+  params.b = number(problem.b);
+  params.h_q = number(problem.h_q);
+  params.s_q = number(problem.s_q);
+  params.s_kv = number(problem.s_kv);
+  params.group = number(problem.h_kv == 0 ? 1 : std::max<std::int64_t>(problem.h_q / problem.h_kv, 1));
+  params.whole_b = number(place.whole_b);
+  params.whole_h_q = number(place.whole_h_q);
+  params.whole_s_q = number(place.whole_s_q);
+  params.whole_s_kv = number(place.whole_s_kv);
+  params.q_step = number(place.q_step);
+  params.kv_step = number(place.kv_step);
+  params.window_left = number(std::min(problem.window_left, longest));
+  params.window_right = number(std::min(problem.window_right, longest));
+  params.chunk = number(problem.chunk);
+  params.bottom_right = problem.causal_align == CausalAlign::bottom_right ? 1 : 0;
+  params.rows_and_keys_are = problem.dropout ? kDropoutGranule : 1;
   return params;
 }
 

@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include <common/place_params.cuh>
 #include <common/variant_params.cuh>
 
 #include "expression/ranges.hpp"
@@ -20,6 +21,9 @@ struct VariantTensors {
 /// Row i keeps key j <= i + causal_shift, where the kernel is causal; in a packed batch j <= i + causal_shift + the
 /// diagonal of its sequence.
 int causal_shift(const Problem& problem) noexcept;
+
+/// What kernels that read the place of a call, and the host, derive masks from. `place` has the sizes of the whole.
+kernel::PlaceParams place_params(const Problem& problem, const ShardPlace& place) noexcept;
 
 /// `params` for a call of `problem` and its place.
 kernel::DropoutParams placed_dropout(const Problem& problem, kernel::DropoutParams params) noexcept;

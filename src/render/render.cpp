@@ -13,6 +13,7 @@
 #include <common/forward_params.cuh>
 #include <common/merge_states_params.cuh>
 #include <common/padding_params.cuh>
+#include <common/place_params.cuh>
 #include <common/stored_params.cuh>
 #include <common/variant_params.cuh>
 #include <fa/error.hpp>
@@ -42,6 +43,7 @@ using kernel::Fp8ScaleParams;
 using kernel::MaskTilesParams;
 using kernel::MergeStatesParams;
 using kernel::PaddingParams;
+using kernel::PlaceParams;
 using kernel::ScaleParams;
 using kernel::Sm90BackwardParams;
 using kernel::Sm90BackwardVariantParams;
@@ -306,6 +308,33 @@ std::string room_asserts(const plan::KernelSpec& spec) {
   return text;
 }
 
+std::string place_layout() {
+  LayoutAsserts asserts("PlaceParams", sizeof(PlaceParams));
+  asserts.field("b", offsetof(PlaceParams, b));
+  asserts.field("whole_b", offsetof(PlaceParams, whole_b));
+  asserts.field("rows_and_keys_are", offsetof(PlaceParams, rows_and_keys_are));
+  return asserts.text();
+}
+
+/// Headers besides the kernel's own.
+std::string more_headers(const plan::KernelSpec& spec) {
+  std::string text = spec.variants.placed ? "#include <common/shard_place.cuh>\n" : "";
+  if (!spec.place_in_memory) return text;
+  const bool maps = spec.kernel().tensor_maps;
+  return text + (maps ? "#include <sm90/sm90_place_in_memory.cuh>\n" : "#include <common/place_in_memory.cuh>\n");
+}
+
+/// "FA_KERNEL(name, Params, threads, min_blocks) { function<Config>(params); }"
+std::string entry(const plan::KernelSpec& spec, std::string_view params) {
+  const int blocks = spec.cluster();
+  const bool reads = spec.place_in_memory;
+  return fmt::format("FA_{}{}KERNEL({}, fa::kernel::{}, {}{}, {}{}) {{ fa::{}<Config>({}); }}\n",
+                     reads ? "PLACED_" : "", blocks > 1 ? "CLUSTER_" : "", kernel_name(spec), params,
+                     reads ? "fa::kernel::PlaceParams, " : "", spec.threads(), spec.min_blocks,
+                     blocks > 1 ? fmt::format(", {}", blocks) : "", spec.kernel().unit.function,
+                     reads ? "fa::kernel::placed<Config>(params, place)" : "params");
+}
+
 std::string render_unit(const plan::KernelSpec& spec) {
   const plan::Kernel::Unit& unit = spec.kernel().unit;
   const bool has_variant = spec.variants.any();
@@ -313,17 +342,13 @@ std::string render_unit(const plan::KernelSpec& spec) {
   const char* const params = stored ? unit.stored_params : has_variant ? unit.variant_params : unit.params;
   std::string layout = layout_of(kLayouts, unit.params);
   if (has_variant || stored) layout += layout_of(kVariantLayouts, params);
-  const int blocks = spec.cluster();
-  const std::string cluster = blocks > 1 ? fmt::format(", {}", blocks) : "";
+  if (spec.place_in_memory) layout += place_layout();
   return fmt::format(
       "// {}\n{}"
       "#include <{}>\n{}\n"
-      "{}\n{}{}{}\n"  // in no namespace: a cubin carries the mangled names of constants
-      "{}({}, fa::kernel::{}, {}, {}{}) {{ fa::{}<Config>(params); }}\n",
-      canonical(spec), spec.debug ? "#define FA_DEBUG_KERNELS 1\n" : "", unit.header,
-      spec.variants.placed ? "#include <common/shard_place.cuh>\n" : "", layout, has_variant ? variant(spec) : "",
-      config(spec), room_asserts(spec), blocks > 1 ? "FA_CLUSTER_KERNEL" : "FA_KERNEL", kernel_name(spec), params,
-      spec.threads(), spec.min_blocks, cluster, unit.function);
+      "{}\n{}{}{}\n{}",  // in no namespace: a cubin carries the mangled names of constants
+      canonical(spec), spec.debug ? "#define FA_DEBUG_KERNELS 1\n" : "", unit.header, more_headers(spec), layout,
+      has_variant ? variant(spec) : "", config(spec), room_asserts(spec), entry(spec, params));
 }
 
 /// What a reader, and nvcc with its default of C++17, has to know about a flattened source. It is no part of the unit,

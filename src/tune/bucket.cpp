@@ -16,7 +16,7 @@ constexpr int kSlotBits = std::bit_width(static_cast<unsigned>(kSlots - 1));
 constexpr int kLengths = kMostLengths + 1, kHeads = kMostHeads + 1;
 constexpr int kClassBits = std::bit_width(static_cast<unsigned>(kLengths * kLengths * kHeads - 1));
 constexpr int kGroupBits = 31;  // of a number of heads
-constexpr int kFactBits = 3;
+constexpr int kFactBits = 4;
 constexpr int kCodeBit = 63;
 static_assert(kSlotBits + kClassBits + kGroupBits + kFactBits <= kCodeBit, "fields of a code overlap");
 // Multiply-adds and bytes that take a data-centre GPU some 10 us.
@@ -61,7 +61,8 @@ Bucket bucket_of(const plan::Problem& problem) noexcept {
 
 unsigned call_facts(const plan::Problem& problem) noexcept {
   const bool strided = problem.variants != nullptr && problem.variants->strided;
-  return (problem.placed ? 1U : 0U) | (strided ? 2U : 0U) | (problem.bounded ? 4U : 0U);
+  return (problem.placed ? 1U : 0U) | (strided ? 2U : 0U) | (problem.bounded ? 4U : 0U) |
+         (problem.place_in_memory ? 8U : 0U);
 }
 
 std::uint64_t bucket_code(const plan::Problem& problem, int slot) noexcept {

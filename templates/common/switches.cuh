@@ -110,6 +110,12 @@ FA_DEVICE constexpr bool wants_to_be_bounded() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_place_in_memory() {
+  if constexpr (requires { Config::kPlaceInMemory; }) return Config::kPlaceInMemory;
+  return false;
+}
+
+template <class Config>
 FA_DEVICE constexpr bool wants_dk() {
   if constexpr (requires { Config::kWithoutDk; }) return !Config::kWithoutDk;
   return true;
@@ -163,6 +169,8 @@ template <class Config>
 inline constexpr bool kOrderedDq = wants_ordered_dq<Config>();  // additions to dQ's accumulator
 template <class Config>
 inline constexpr bool kBounded = wants_to_be_bounded<Config>();  // no grid of waves: all blocks run at once
+template <class Config>
+inline constexpr bool kPlaceInMemory = wants_place_in_memory<Config>();  // where the call stands in a larger attention
 template <class Config>
 inline constexpr bool kWantsDk = wants_dk<Config>();
 template <class Config>

@@ -18,6 +18,7 @@
 #include <sm90/sm90_backward_params.cuh>
 #include <sm90/sm90_backward_store.cuh>
 #include <sm90/sm90_finite_keys.cuh>
+#include <sm90/sm90_placed_params.cuh>
 #include <sm90/sm90_ring.cuh>
 #include <sm90/sm90_roles.cuh>
 #include <sm90/sm90_shared_tile.cuh>
@@ -52,6 +53,8 @@ template <class Config>
 struct BackwardPair {
   using T = typename Config::Element;
   using Params = kernel::BackwardParams;
+  using AllParams = typename kernel::Either<kernel::Sm90PlacedBackward<Params>, kernel::Sm90BackwardParams,
+                                            kernel::kPlaceInMemory<Config>>::type;
 
   static constexpr int kTileM = Config::kTileM;
   static constexpr int kTileN = Config::kTileN;
@@ -136,11 +139,11 @@ struct BackwardPair {
   };
   static constexpr int kSharedBytes = Layout<0>::kBytes > Layout<1>::kBytes ? Layout<0>::kBytes : Layout<1>::kBytes;
 
-  const kernel::Sm90BackwardParams& p;
+  const AllParams& p;
   const Params& params;
   const uint32_t shared = ptx::dynamic_shared();
 
-  FA_DEVICE explicit BackwardPair(const kernel::Sm90BackwardParams& all) : p(all), params(all.base) {}
+  FA_DEVICE explicit BackwardPair(const AllParams& all) : p(all), params(all.base) {}
 
   FA_DEVICE uint32_t p_shared() const { return shared; }
   FA_DEVICE uint32_t ds_shared() const { return shared + kDsOffset; }
@@ -946,7 +949,7 @@ struct BackwardPair {
 };
 
 template <class Config>
-FA_DEVICE void backward_pair(const kernel::Sm90BackwardParams& params) {
+FA_DEVICE void backward_pair(const typename BackwardPair<Config>::AllParams& params) {
   BackwardPair<Config>(params).run();
 }
 

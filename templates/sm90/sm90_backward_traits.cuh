@@ -16,6 +16,7 @@
 #include <sm90/sm90_backward_params.cuh>
 #include <sm90/sm90_backward_store.cuh>
 #include <sm90/sm90_finite_keys.cuh>
+#include <sm90/sm90_placed_params.cuh>
 #include <sm90/sm90_shared_tile.cuh>
 
 namespace fa::sm90 {
@@ -25,8 +26,11 @@ using kernel::kWarpSize;
 using kernel::QuerySteps;
 
 template <class Config>
-using AllParamsOf = typename kernel::Either<kernel::Sm90BackwardVariantParams, kernel::Sm90BackwardParams,
-                                            kernel::kHasVariant<Config>>::type;
+using LaunchedParamsOf = typename kernel::Either<kernel::Sm90BackwardVariantParams, kernel::Sm90BackwardParams,
+                                                 kernel::kHasVariant<Config>>::type;
+template <class Config>
+using AllParamsOf = typename kernel::Either<kernel::Sm90PlacedBackward<kernel::BackwardParamsOf<Config>>,
+                                            LaunchedParamsOf<Config>, kernel::kPlaceInMemory<Config>>::type;
 
 /// The constants of a backward, its tiles and products, and where things lie in shared memory.
 template <class Config>

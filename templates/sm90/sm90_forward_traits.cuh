@@ -14,6 +14,7 @@
 #include <sm90/sm90_affine.cuh>
 #include <sm90/sm90_forward_layout.cuh>
 #include <sm90/sm90_forward_params.cuh>
+#include <sm90/sm90_placed_params.cuh>
 #include <sm90/sm90_shared_tile.cuh>
 #include <sm90/sm90_softmax.cuh>
 
@@ -24,7 +25,9 @@ using kernel::KvRange;
 using kernel::kWarpSize;
 
 template <class Config>
-using ForwardParamsOf = kernel::Sm90ForwardParamsWith<kernel::ForwardParamsOf<Config>>;
+using ForwardParamsOf = typename kernel::Either<kernel::Sm90PlacedForward<kernel::ForwardParamsOf<Config>>,
+                                                kernel::Sm90ForwardParamsWith<kernel::ForwardParamsOf<Config>>,
+                                                kernel::kPlaceInMemory<Config>>::type;
 
 /// Constants and types of a Hopper forward.
 ///

@@ -394,7 +394,7 @@ struct Fp8Forward : Fp8Block<Config> {
 };
 
 template <class Config>
-FA_DEVICE void fp8_forward(const kernel::Sm90Fp8Params& params) {
+FA_DEVICE void fp8_forward(const Fp8ParamsOf<Config>& params) {
   Fp8Forward<Config>(params).run();
 }
 

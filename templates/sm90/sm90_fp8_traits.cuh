@@ -47,6 +47,10 @@ FA_DEVICE constexpr bool scales_values() {
 /// kValueColumns, kCausal, kPositiveScale, kPackGqa, kTakeTurns, kAhead, kSingleLevel, kHalfOutput; optionally kVarlen
 /// (common/switches.cuh), kByteOutput, kKeyScales, kValueScales, and a Variant without a mask function
 /// (common/variant.cuh).
+template <class Config>
+using Fp8ParamsOf =
+    typename kernel::Either<kernel::Sm90PlacedFp8, kernel::Sm90Fp8Params, kernel::kPlaceInMemory<Config>>::type;
+
 template <class C>
 struct Fp8Traits {
   using Config = C;
@@ -57,7 +61,7 @@ struct Fp8Traits {
   using Wider = typename kernel::Either<kernel::f16, kernel::bf16, Config::kHalfOutput>::type;
   using Output = typename kernel::Either<kernel::e4m3, Wider, kByteOutput>::type;
   using Variant = kernel::VariantOf<Config>;
-  using Params = kernel::Sm90Fp8Params;
+  using Params = Fp8ParamsOf<Config>;
 
   static constexpr int kTileM = Config::kTileM;
   static constexpr int kTileN = Config::kTileN;

@@ -265,8 +265,23 @@ static void test_places(void) {
   place.q = 0, place.kv = 3;
   CHECK(fa_backward(attention, &all, &gradients, NULL, NULL) == FA_OK);
   CHECK(memcmp(back, dq, sizeof dq) != 0);
+  /* The same place, which is read when the call runs. */
+  const int64_t begin[4] = {0, 0, 0, 3};
+  memcpy(back, dq, sizeof dq);
+  const int64_t rows = S_Q, keys = S_KV;
+  place = (fa_shard_place){.struct_size = sizeof place,
+                           .whole_b = B,
+                           .whole_h_q = H_Q,
+                           .whole_s_q = rows,
+                           .whole_s_kv = keys + 3,
+                           .begin = begin};
+  CHECK(fa_backward(attention, &all, &gradients, NULL, NULL) == FA_OK);
+  CHECK(memcmp(back, dq, sizeof dq) == 0);
+  place.kv = 1;
+  CHECK(fa_backward(attention, &all, &gradients, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "place.kv") == 0);
   fa_shape shape = {.struct_size = sizeof shape, .b = B, .h_q = H_Q, .h_kv = H_KV, .s_q = S_Q, .s_kv = S_KV};
-  shape.placed = shape.strided = shape.bounded = 1;
+  shape.placed = shape.strided = shape.bounded = shape.place_in_memory = 1;
   CHECK(fa_prepare(attention, &shape) == FA_OK && fa_prepare_backward(attention, &shape) == FA_OK);
   fa_destroy(attention);
   config.varlen = 1;

@@ -117,7 +117,8 @@ AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
   const auto input = [&](const char* name, const HostTensor& tensor, Placement placement) {
     return view_of(place_input(memory, name, tensor, placement, aligned), tensor);
   };
-  const fa::plan::Problem problem = problem_of(c);
+  fa::plan::Problem problem = problem_of(c);
+  if (c.specs.main.place_in_memory) put_place_in_memory(memory, {}, problem);
   const auto [wants_dq, wants_dk, wants_dv] = problem.gradients;
   const auto output = [&](const char* name, const HostTensor& tensor, bool wanted) {
     return wanted ? std::optional(place_output(memory, name, tensor, other, aligned)) : std::nullopt;

@@ -141,7 +141,8 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
   std::optional<PlacedVariant> variant;
   if (c.variant != nullptr) tensors.variant = variant.emplace(memory, *c.variant, false).tensors();
 
-  const fa::plan::Problem problem = problem_of(c);
+  fa::plan::Problem problem = problem_of(c);
+  if (c.spec.place_in_memory) put_place_in_memory(memory, c.place_words, problem);
   PlanKernels plan_kernels;
   plan_kernels.specs[Role::attention] = c.spec;
   plan_kernels.specs[Role::combine] = combine_spec(c.spec);

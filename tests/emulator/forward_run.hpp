@@ -24,6 +24,7 @@ struct ForwardCase {
   int blocks = 0;                                     ///< of the persistent grid of an sm90 kernel
   const fa::test::AttentionOutputs* state = nullptr;  ///< that the kernel adds to
   const fa::test::VariantCase* variant = nullptr;     ///< what the kernel computes besides, if anything
+  std::vector<std::int64_t> place_words = {};         ///< where the place is in memory: instead of the variant's
   bool state_in_memory = false;                       ///< of dropout: seed and offset, 0
 };
 void PrintTo(const ForwardCase& c, std::ostream* out);

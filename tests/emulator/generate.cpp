@@ -142,7 +142,8 @@ std::string redirected(const std::string& text, const fs::path& folder) {
 
 /// Writes the templates with one of them changed. Returns the lines that let them be included once more.
 std::string write_mutated_templates(const Mutation& mutation, const fs::path& folder) {
-  std::string undefines = "#undef FA_KERNEL\n#undef FA_DEVICE\n#undef FA_UNROLL\n#undef FA_UNROLL_BY\n";
+  std::string undefines =
+      "#undef FA_KERNEL\n#undef FA_PLACED_KERNEL\n#undef FA_DEVICE\n#undef FA_UNROLL\n#undef FA_UNROLL_BY\n";
   bool found = false;
   for (const fa::render::Header& header : fa::render::templates().headers()) {
     const std::string name = guard(header.text);

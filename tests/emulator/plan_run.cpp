@@ -87,7 +87,8 @@ void run_plan(CallPlan& call, const PlanKernels& kernels, Memory& memory, std::u
     options.cluster = spec.cluster();
     options.early = step.early;
     options.last_first = spec.ordered_dq() || spec.own_parts();
-    launch(kernel.entry, step.params, memory, options);
+    const void* const both[] = {step.params, step.place};
+    launch(kernel.entry, step.place != nullptr ? static_cast<const void*>(both) : step.params, memory, options);
     memory.end_launch();
   }
 }

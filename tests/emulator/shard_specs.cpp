@@ -55,7 +55,8 @@ fa::AttentionShape any_shape(const ShardKernels& shard) {
           .s_kv = kAnyLength,
           .placed = true,
           .strided = shard.strided,
-          .bounded = shard.bounded};
+          .bounded = shard.bounded,
+          .place_in_memory = shard.in_memory};
 }
 
 fa::plan::Arch arch_of(const ShardKernels& shard) {
@@ -85,6 +86,7 @@ fa::plan::Fixed fixed_forward(const ShardKernels& shard) {
     return fixed;
   }
   fixed.family = fa::plan::Family::sm90;
+  if (shard.own_tiles) return {.family = fa::plan::Family::sm90_wide};
   fixed.set("tile_m", kernels.loop_bodies == 2 ? 128 : 64);
   fixed.set("stages", 2);
   fixed.set("q_buffers", kernels.loop_bodies);
@@ -104,6 +106,7 @@ fa::plan::Fixed fixed_backward(const ShardKernels& shard) {
     return fixed;
   }
   fixed.family = fa::plan::Family::sm90;
+  if (shard.own_tiles) return fixed;
   fixed.set("tile_m", shard.tile_m);
   fixed.set("tile_n", shard.tile_n);
   return fixed;
@@ -226,6 +229,26 @@ std::vector<ShardKernels> backwards() {
   return list;
 }
 
+/// Kernels of the others whose calls' places come from memory, and those for wide heads.
+std::vector<ShardKernels> in_memory() {
+  using enum Family;
+  std::vector<ShardKernels> list;
+  const std::vector<ShardKernels> forward = forwards(), backward = backwards();
+  for (const std::size_t i : {0U, 1U, 2U, 4U, 6U, 7U, 8U, 11U, 12U}) list.push_back(forward[i]);
+  list.push_back(
+      {.family = sm90,
+       .kernels = {.choice = "plain", .attention = attention(DType::bf16, 264, 72, true), .own = {{"plain", {}}}},
+       .own_tiles = true});
+  for (const std::size_t i : {0U, 1U, 4U, 5U, 6U, 8U}) list.push_back(backward[i]);
+  list.push_back(
+      {.family = sm90,
+       .kernels = {.choice = "plain", .attention = attention(DType::bf16, 136, 72, true), .own = {{"plain", {}}}},
+       .forward = false,
+       .own_tiles = true});
+  for (ShardKernels& shard : list) shard.in_memory = true;
+  return list;
+}
+
 }  // namespace
 
 const std::vector<ShardKernels>& shard_kernels() {
@@ -234,6 +257,7 @@ const std::vector<ShardKernels>& shard_kernels() {
     for (ShardKernels& shard : backwards()) all.push_back(std::move(shard));
     for (ShardKernels& shard : bounded_forwards()) all.push_back(std::move(shard));
     for (ShardKernels& shard : bounded_backwards()) all.push_back(std::move(shard));
+    for (ShardKernels& shard : in_memory()) all.push_back(std::move(shard));
     return all;
   }();
   return list;
@@ -291,7 +315,8 @@ std::vector<KernelSpec> all_shard_specs() {
 
 const std::vector<ShardMutation>& shard_mutations() {
   constexpr std::size_t kAlibi = 1, kChunks = 2, kDropout = 3, kBias = 5, kHopperChunks = 12, kHopperDropout = 13,
-                        kFirstBackward = 15, kBoundedPairs = 24, kBoundedSplits = 25, kBoundedBackward = 28;
+                        kFirstBackward = 15, kBoundedPairs = 24, kBoundedSplits = 25, kBoundedBackward = 28,
+                        kInMemory = 31;
   static const std::vector<ShardMutation> list{
       {"shard_batch_is_the_calls", "common/shard_place.cuh", "whole.b += place_entry(params, PlaceEntry::b);", "",
        kBias},
@@ -358,6 +383,22 @@ const std::vector<ShardMutation>& shard_mutations() {
        {FaultKind::global_uninitialised}},
       {"bounded_masks_of_the_first_item", "sm80/sm80_forward.cuh", "const Forward derived(params, index);",
        "const Forward derived(params);", kBoundedPairs},
+      {"place_in_memory_without_its_diagonal", "common/place_in_memory.cuh",
+       "params.causal_shift = static_cast<int32_t>(masks.causal_shift);", "", kInMemory},
+      {"place_in_memory_without_its_window", "common/place_in_memory.cuh",
+       "params.variant.window_left = static_cast<int32_t>(masks.window_left);", "", kInMemory + 4},
+      {"place_in_memory_without_its_chunk", "common/place_in_memory.cuh",
+       "params.variant.chunk_keys = static_cast<int32_t>(masks.chunk_keys);", "", kInMemory + 2},
+      {"place_in_memory_without_its_head", "common/place_in_memory.cuh",
+       "set_entry(params.variant, PlaceEntry::h, begin.h_q);", "", kInMemory + 1},
+      {"place_in_memory_without_its_row", "common/place_in_memory.cuh",
+       "set_entry(params.variant, PlaceEntry::q, begin.q);", "", kInMemory + 3},
+      {"place_in_memory_without_its_key", "common/place_in_memory.cuh",
+       "set_entry(params.variant, PlaceEntry::kv, begin.kv);", "", kInMemory + 3},
+      {"place_in_memory_drops_the_first_heads", "common/place_in_memory.cuh",
+       "params.dropout.offset += static_cast<uint64_t>(begin.b * place.whole_h_q + begin.h_q);", "", kInMemory + 2},
+      {"place_in_memory_aligned_at_the_top", "common/place_params.cuh",
+       "place.bottom_right != 0 ? int64_t{place.whole_s_kv} - place.whole_s_q : 0", "0", kInMemory + 5},
       {"bounded_stores_to_the_first_item",
        "sm80/sm80_backward.cuh",
        "const Backward epilogue(params, round);",

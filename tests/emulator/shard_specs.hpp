@@ -23,7 +23,9 @@ struct ShardKernels {
   bool forward = true;   ///< or a backward
   int tile_m = 64;       ///< of a backward of sm90
   int tile_n = 64;
-  int warps_n = 1;  ///< of a forward of sm80: warps that share rows
+  int warps_n = 1;         ///< of a forward of sm80: warps that share rows
+  bool in_memory = false;  ///< kernels read where a call stands
+  bool own_tiles = false;  ///< of sm90: those that are planned
 };
 const std::vector<ShardKernels>& shard_kernels();
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +13,7 @@
 #include "emulator/backward_run.hpp"
 #include "emulator/forward_run.hpp"
 #include "emulator/shard_specs.hpp"
+#include "plan/variant_launch.hpp"
 
 namespace emulator {
 namespace {
@@ -168,6 +171,37 @@ TEST_P(Shards, MatchTheReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Shards, testing::Range<std::size_t>(0, shard_kernels().size()));
+
+// Whatever memory holds, no access is outside of the whole's tensors, and the place is the nearest one within it.
+TEST(PlacesInMemory, OutsideOfTheWholeAreMovedIntoIt) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  const std::vector<std::vector<std::int64_t>> words{
+      {kMost, kMost, kMost, kMost}, {-1, -kMost, -5, -kMost - 1}, {2, 3, 191, 31}, {1, 5, 33, 1 << 30}};
+  int found = 0;
+  for (const ShardKernels& shard : shard_kernels()) {
+    const bool takes = shard.in_memory && shard.forward && !shard.strided && !shard.own_tiles;
+    if (!takes) continue;
+    ++found;
+    for (const std::vector<std::int64_t>& given : words) {
+      std::optional<VariantCase> variant = case_of(shard, parts()[0]);
+      ASSERT_TRUE(variant);
+      fa::plan::Problem sizes;
+      sizes.b = 2, sizes.h_q = 2, sizes.h_kv = 1, sizes.s_q = 70, sizes.s_kv = 90;
+      sizes.dropout = shard.kernels.dropout;
+      const fa::kernel::PlaceBegin inside = fa::kernel::place_inside(fa::plan::place_params(sizes, variant->place),
+                                                                     {given[0], given[1], given[2], given[3]});
+      variant->place.b = inside.b, variant->place.h_q = inside.h_q;
+      variant->place.q = inside.q, variant->place.kv = inside.kv;
+      ForwardCase c = forward_case(shard, *variant);
+      c.place_words = given;
+      const fa::test::AttentionInputs inputs = make_inputs(c);
+      const AttentionOutputs expected = fa::test::reference_f64(*variant, inputs);
+      const AttentionOutputs actual = run_forward(c, inputs, kernels_of(c), 1);
+      EXPECT_LE(error(actual.o, expected.o, 1, c.attention.dtype), 1) << given[0] << ", " << given[2];
+    }
+  }
+  EXPECT_GE(found, 3);
+}
 
 // A kernel that takes its call for the whole gives other results in every part.
 class ShardMutants : public testing::TestWithParam<std::size_t> {};

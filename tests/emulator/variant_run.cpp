@@ -1,6 +1,7 @@
 #include "emulator/variant_run.hpp"
 
 #include <cstring>
+#include <span>
 
 #include "api/problem.hpp"
 #include "support/shard_place.hpp"
@@ -60,6 +61,15 @@ void add_variant(fa::plan::Problem& problem, const fa::test::VariantCase& c) {
   placed.strided = c.place.q_step != 1 || c.place.kv_step != 1;
   problem = fa::api::make_problem(c.config, placed, problem.arch, &c.functions.of(placed));
   problem.place = fa::support::resolved(c.place, {shape.b, shape.h_q, shape.s_q, shape.s_kv});
+}
+
+void put_place_in_memory(Memory& memory, const std::vector<std::int64_t>& given, fa::plan::Problem& problem) {
+  fa::ShardPlace& place = problem.place.value();
+  const std::vector<std::int64_t> own{place.b, place.h_q, place.q, place.kv};
+  const std::byte* const words = memory.add_input("place", std::as_bytes(std::span(given.empty() ? own : given)));
+  place.begin = reinterpret_cast<const std::int64_t*>(words);
+  place.b = place.h_q = place.q = place.kv = 0;
+  problem.place_in_memory = true;
 }
 
 }  // namespace emulator

@@ -27,6 +27,9 @@ std::vector<float> floats_of(const fa::TensorView& view);
 /// What the case adds to a problem.
 void add_variant(fa::plan::Problem& problem, const fa::test::VariantCase& c);
 
+/// Has kernels read the place of a call in the emulator's memory: `given`, or without it the one that the problem has.
+void put_place_in_memory(Memory& memory, const std::vector<std::int64_t>& given, fa::plan::Problem& problem);
+
 }  // namespace emulator
 
 #endif  // FA_TESTS_EMULATOR_VARIANT_RUN_HPP_

@@ -137,7 +137,19 @@ void place(Inputs& inputs, AttentionShape& shape, const AttentionConfig& config,
   place.q = random.up_to(10000) - 1;
   place.kv = random.up_to(10000) - 1;
   if (!config.varlen && random.one_in(2)) place.q_step = place.kv_step = random.up_to(4);
-  inputs.place = place;
+  if (config.varlen || !random.one_in(3)) {
+    inputs.place = place;
+  } else {
+    constexpr std::int64_t kWhole = 30000;  // of what captures have room for
+    inputs.place = ShardPlace{.q_step = place.q_step,
+                              .kv_step = place.kv_step,
+                              .whole_b = kWhole,
+                              .whole_h_q = kWhole,
+                              .whole_s_q = kWhole,
+                              .whole_s_kv = kWhole,
+                              .begin = reinterpret_cast<const std::int64_t*>(std::uintptr_t{1} << 57)};
+    shape.place_in_memory = true;
+  }
   shape.placed = true;
   shape.strided = place.q_step != 1 || place.kv_step != 1;
 }
@@ -158,7 +170,7 @@ void store_in_8_bits(ForwardInputs& inputs, AttentionShape& shape, const Attenti
 
 TEST_F(RandomCallsTest, SoItIsOfStatesPartsOfLargerCallsBoundsAnd8Bits) {
   std::map<std::string, int> served;
-  for (unsigned seed = 3000; seed < 3500; ++seed) {
+  for (unsigned seed = 3000; seed < 3700; ++seed) {
     RandomCalls random(seed), more(seed + 1000000);
     AttentionConfig config = more.one_in(4) ? random.paged_config() : random.config();
     config.tune = config_.tune;
@@ -192,6 +204,7 @@ TEST_F(RandomCallsTest, SoItIsOfStatesPartsOfLargerCallsBoundsAnd8Bits) {
       served["of 8 bits"] += forward && size_of(config.dtype) == 1;
       served["placed"] += forward && call.forward_shape.placed;
       served["strided"] += forward && call.forward_shape.strided;
+      served["placed in memory"] += forward && call.forward_shape.place_in_memory;
       served["bounded"] += forward && call.forward_shape.bounded;
       served["backward, placed"] += backward && call.backward_shape.placed;
       served["backward, bounded"] += backward && call.backward_shape.bounded;

@@ -4,14 +4,21 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "gpu/backward_case.hpp"
+#include "gpu/captured_graph.hpp"
 #include "gpu/packed_case.hpp"
+#include "gpu/scoped_stream.hpp"
 #include "support/variant_case.hpp"
 
 namespace fa::test {
@@ -263,6 +270,121 @@ TEST_P(MmaBoundedGpu, FewerMultiprocessorsComeToTheSame) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, MmaBoundedGpu, testing::Range<std::size_t>(0, 8));
+
+/// One captured forward and backward, whose kernels read where the call stands.
+class CapturedCalls {
+ public:
+  CapturedCalls(const VariantCase& c, const Attention& attention, const AttentionShape& shape)
+      : variant_(c),
+        device_(c.attention),
+        gradients_(make_gradients(c.attention)),
+        dout_(make_dout(c.attention)),
+        dlse_(make_dlse(c.attention)),
+        dq_(gradients_.dq),
+        dk_(gradients_.dk),
+        dv_(gradients_.dv),
+        forward_workspace_(std::max<std::size_t>(attention.workspace_size(shape), 256)),
+        backward_workspace_(std::max<std::size_t>(attention.backward_workspace_size(shape), 256)) {
+    ForwardInputs in = device_.inputs();
+    in.captures = variant_.given;
+    in.sink = variant_.sink_view;
+    in.place = c.place;
+    in.place->b = in.place->h_q = in.place->q = in.place->kv = 0;
+    in.place->begin = static_cast<const std::int64_t*>(memory_.data());
+    BackwardInputs all;
+    all.q = in.q, all.k = in.k, all.v = in.v;
+    all.o = device_.o.const_view(), all.lse = device_.lse.const_view();
+    all.dout = dout_.const_view(), all.dlse = dlse_.const_view();
+    all.captures = variant_.given;
+    all.sink = variant_.sink_view;
+    all.place = in.place;
+    const auto queue = [&] {
+      attention.forward(in, device_.outputs(), stream_.get(), {forward_workspace_.data(), forward_workspace_.size()});
+      attention.backward(all, {dq_.view(), dk_.view(), dv_.view(), variant_.wanted, variant_.dsink_view}, stream_.get(),
+                         {backward_workspace_.data(), backward_workspace_.size()});
+    };
+    memory_.write(std::vector<std::byte>(4 * sizeof(std::int64_t)));
+    queue();  // compiles
+    driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+    graph_.emplace(stream_.get(), queue);
+  }
+
+  void replay(const std::array<std::int64_t, 4>& place) {
+    const auto bytes = std::as_bytes(std::span(place));
+    memory_.write({bytes.begin(), bytes.end()});
+    graph_->replay(stream_.get());
+    driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+    device_.o.read(device_.host_outputs.o);
+    device_.lse.read(device_.host_outputs.lse);
+    dq_.read(gradients_.dq);
+    dk_.read(gradients_.dk);
+    dv_.read(gradients_.dv);
+    EXPECT_TRUE(forward_workspace_.guards_intact() && backward_workspace_.guards_intact());
+  }
+
+  const AttentionOutputs& outputs() const { return device_.host_outputs; }
+  const AttentionGradients& gradients() const { return gradients_; }
+
+ private:
+  DeviceVariant variant_;
+  DeviceCase device_;
+  AttentionGradients gradients_;
+  DeviceTensor dout_, dlse_, dq_, dk_, dv_;
+  DeviceBuffer memory_{4 * sizeof(std::int64_t)};
+  DeviceBuffer forward_workspace_, backward_workspace_;
+  ScopedStream stream_;
+  std::optional<CapturedGraph> graph_;
+};
+
+class PlaceInMemoryGpu : public GpuTest, public testing::WithParamInterface<std::size_t> {};
+
+TEST_P(PlaceInMemoryGpu, AGraphServesOtherPlaces) {
+  const Kind kind = kinds()[GetParam()];
+  VariantCase c = case_of(kind, CausalAlign::bottom_right);
+  AttentionCase own = c.attention;
+  own.b = 1, own.h_q = 4, own.h_kv = 2, own.s_q = 200, own.s_kv = 300;
+  c.move_to(own, {});
+  SCOPED_TRACE(testing::PrintToString(c));
+  const Attention attention = Attention::create(c.config);
+  AttentionShape shape{.b = own.b, .h_q = own.h_q, .h_kv = own.h_kv, .s_q = own.s_q, .s_kv = own.s_kv, .placed = true};
+  const KernelInfo given = attention.kernel_info(shape), given_backward = attention.backward_kernel_info(shape);
+  shape.place_in_memory = true;
+  const auto differs_in_place_alone = [](std::string spec, const std::string& of) {
+    constexpr std::string_view kField = " place_in_memory=1";
+    if (const std::size_t at = spec.find(kField); at != std::string::npos) spec.erase(at, kField.size());
+    return spec == of;  // else ptxas spills registers in one of the two
+  };
+  const bool same = differs_in_place_alone(attention.kernel_info(shape).spec, given.spec);
+  const bool same_backward = differs_in_place_alone(attention.backward_kernel_info(shape).spec, given_backward.spec);
+  EXPECT_TRUE(same || kind.dtype == DType::f32) << attention.kernel_info(shape).spec;
+  CapturedCalls captured(c, attention, shape);
+  constexpr std::array<std::int64_t, 4> kPlaces[] = {
+      {0, 0, 0, 0},   {2, 4, 480, 576}, {1, 2, 32, 0},    {0, 4, 0, 576},  {1, 0, 256, 128},
+      {2, 2, 480, 0}, {0, 2, 128, 320}, {1, 4, 320, 352}, {2, 0, 64, 448}, {0, 0, 0, 0}};
+  for (const auto& place : kPlaces) {
+    SCOPED_TRACE(testing::PrintToString(place));
+    captured.replay(place);
+    c.place.b = place[0], c.place.h_q = place[1], c.place.q = place[2], c.place.kv = place[3];
+    Calls expected(c, attention, c.place);
+    const AttentionOutputs& o = captured.outputs();
+    const AttentionGradients& gradients = captured.gradients();
+    if (same) {
+      EXPECT_EQ(o.o.bytes(), expected.outputs().o.bytes());
+      EXPECT_EQ(o.lse.bytes(), expected.outputs().lse.bytes());
+    }
+    if (same && same_backward) {
+      EXPECT_EQ(gradients.dk.bytes(), expected.gradients().dk.bytes());
+      EXPECT_EQ(gradients.dv.bytes(), expected.gradients().dv.bytes());
+    }
+    const double bound = tolerance(c);
+    expect_near("o", o.o, expected.outputs().o, 0, bound);
+    expect_near("dq", gradients.dq, expected.gradients().dq, 0.1, bound);
+    expect_near("dk", gradients.dk, expected.gradients().dk, 0.1, bound);
+    expect_near("dv", gradients.dv, expected.gradients().dv, 0.1, bound);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, PlaceInMemoryGpu, testing::Range<std::size_t>(0, kinds().size()));
 
 using ShardPlaceGpu = GpuTest;
 

@@ -325,10 +325,21 @@ def test_places(library):
     check(abs(dv.values()[16] - 1 / 3) < 1e-6 and dv.values()[24] == 0.0, f"of three keys {dv.values()}")
     attention.bind_forward(q, k, v, o, lse, place=capi.shard_place(kv=8, whole_s_q=12, whole_s_kv=12))()
     check(lse.values() == (float("-inf"),), f"behind all {lse.values()}")
+    begin = Tensor((4,), [0, 0, 1, 0], dtype="torch.int64")
+    sizes = {"whole_b": 1, "whole_h_q": 1, **whole}
+    read = attention.bind_forward(q, k, v, o, lse, place=capi.shard_place(begin=begin, **sizes))
+    read()
+    check(o.values() == (1.0,) * 8, f"of three keys {o.values()}")
+    begin.memory[16] = 2
+    read()
+    check(o.values() == (1.5,) * 8, f"of four keys {o.values()}")
+    refused(ValueError, attention.bind_forward(q, k, v, o, place=capi.shard_place(q=1, begin=begin, **sizes)), "place.q = 1")
+    refused(ValueError, attention.bind_forward(q, k, v, o, place=capi.shard_place(begin=begin, **whole)), "place.whole_b")
+    refused(TypeError, lambda: capi.shard_place(begin=q, **sizes), "begin")
     refused(ValueError, attention.bind_forward(q, k, v, o, place=capi.shard_place(q=3, **whole)), "place.q = 3")
     two = Tensor((1, 1, 2, 8))
     refused(capi.Unsupported, attention.bind_forward(two, k, v, two, place=capi.shard_place(kv_step=2)), "place.q_step")
-    attention.prepare(1, 1, 1, 8, 8, kinds=("placed", "bounded"))
+    attention.prepare(1, 1, 1, 8, 8, kinds=("placed", "bounded", "place_in_memory"))
     check(attention.backward_workspace_size(1, 1, 1, 8, 8, kinds=("strided",)) == 0, "the host needs no workspace")
     refused(ValueError, lambda: attention.workspace_size(1, 1, 1, 8, 8, kinds=("moved",)), "'moved'", "'placed'")
 

@@ -90,6 +90,8 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
   command.add_flag("--accumulate", options->accumulate, "Forward: add to the state that o and lse hold")->group(group);
   command.add_flag("--placed", options->shape.placed, "Calls have places in larger attentions")->group(group);
   command.add_flag("--strided", options->shape.strided, "With steps between rows, or keys")->group(group);
+  command.add_flag("--place-in-memory", options->shape.place_in_memory, "Which kernels read when they run")
+      ->group(group);
   command.add_flag("--bounded", options->shape.bounded, "Calls leave multiprocessors to others")->group(group);
   add_invariance_option(command, &options->invariance);
   add_packed_options(command, &options->packed);

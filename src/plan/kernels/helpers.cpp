@@ -184,6 +184,7 @@ constexpr Field kMaskRowsFields[] = {
     field<&SpecHead::pack_gqa>("pack_gqa").as("kPackGqa"),
     field<&SpecHead::warps>("warps").as("kWarps"),
     field<&MaskRows::in_order>("in_order").when_set().as("kInOrder", "of keys, for a fixed order of sums"),
+    field<&SpecHead::place_in_memory>("place_in_memory").when_set().as("kPlaceInMemory"),
 };
 constexpr Kernel kMaskRows = mask_tiles("mask_rows", Op::mask_rows, kMaskRowsFields);
 
@@ -194,6 +195,7 @@ constexpr Field kMaskKeysFields[] = {
     derived("kByKey", [](const KernelSpec&) { return 1; }).at(Field::Place::flags),
     field<&SpecHead::pack_gqa>("pack_gqa").as("kPackGqa"),
     field<&SpecHead::warps>("warps").as("kWarps"),
+    field<&SpecHead::place_in_memory>("place_in_memory").when_set().as("kPlaceInMemory"),
 };
 constexpr Kernel kMaskKeys = mask_tiles("mask_keys", Op::mask_keys, kMaskKeysFields);
 

@@ -38,6 +38,7 @@ constexpr Field kFields[] = {
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
     field<&SpecHead::bounded>("bounded").when_set().as("kBounded", "blocks go on from tile to tile"),
+    field<&SpecHead::place_in_memory>("place_in_memory").when_set().as("kPlaceInMemory"),
 };
 static_assert(is_complete<Sm80Backward>(kFields));
 
@@ -54,6 +55,7 @@ constexpr Field kDqFields[] = {
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
     field<&SpecHead::bounded>("bounded").when_set().as("kBounded", "blocks go on from tile to tile"),
+    field<&SpecHead::place_in_memory>("place_in_memory").when_set().as("kPlaceInMemory"),
 };
 static_assert(is_complete<Sm80BackwardDq>(kDqFields));
 

@@ -66,6 +66,7 @@ constexpr Field kFields[] = {
     field<&SpecHead::accumulate>("accumulate").when_set().as("kAccumulate", "to what o and lse hold"),
     field<&Sm80Forward::value_in_key>("value_in_key").when_set().as("kValueInKey", "V is the first columns of K"),
     field<&SpecHead::bounded>("bounded").when_set().as("kBounded", "blocks go on from tile to tile"),
+    field<&SpecHead::place_in_memory>("place_in_memory").when_set().as("kPlaceInMemory"),
 };
 static_assert(is_complete<Sm80Forward>(kFields));
 

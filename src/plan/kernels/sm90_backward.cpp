@@ -31,6 +31,7 @@ constexpr Field kFields[] = {
     field<&SpecHead::without_dv>("without_dv").when_set().as("kWithoutDv"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
+    field<&SpecHead::place_in_memory>("place_in_memory").when_set().as("kPlaceInMemory"),
 };
 static_assert(is_complete<Sm90Backward>(kFields));
 
@@ -61,6 +62,7 @@ constexpr Field kPairFields[] = {
     field<&SpecHead::without_dv>("without_dv").when_set().as("kWithoutDv"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
+    field<&SpecHead::place_in_memory>("place_in_memory").when_set().as("kPlaceInMemory"),
 };
 static_assert(is_complete<Sm90BackwardPair>(kPairFields));
 

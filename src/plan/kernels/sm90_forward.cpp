@@ -44,6 +44,7 @@ constexpr Field kFields[] = {
         .open("P is relative to the exact maximum of a row's scores"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
     field<&SpecHead::bounded>("bounded").when_set().as("kBounded", "all blocks run at once"),
+    field<&SpecHead::place_in_memory>("place_in_memory").when_set().as("kPlaceInMemory"),
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
     field<&SpecHead::page_size>("page_size").when_above_0().as("kPageSize", "keys of a page"),
     field<&SpecHead::accumulate>("accumulate").when_set().as("kAccumulate", "to what o and lse hold"),

@@ -39,6 +39,7 @@ constexpr Field kFields[] = {
     field<&Sm90Fp8Forward::key_scales>("key_scales").when_set().as("kKeyScales", "k_scale is of keys"),
     field<&Sm90Fp8Forward::value_scales>("value_scales").when_set().as("kValueScales", "v_scale is of keys"),
     field<&SpecHead::bounded>("bounded").when_set().as("kBounded", "all blocks run at once"),
+    field<&SpecHead::place_in_memory>("place_in_memory").when_set().as("kPlaceInMemory"),
 };
 static_assert(is_complete<Sm90Fp8Forward>(kFields));
 

@@ -226,7 +226,7 @@ const fa_shape* Arguments::shape(const GivenConfig& config) {
        {&value.b, &value.h_q, &value.h_kv, &value.s_q, &value.s_kv, &value.total_q, &value.total_kv}) {
     spoil(field);
   }
-  for (std::int32_t* const field : {&value.placed, &value.strided, &value.bounded}) {
+  for (std::int32_t* const field : {&value.placed, &value.strided, &value.bounded, &value.place_in_memory}) {
     if (random_.one_in(6)) *field = 1;
   }
   return give(value);
@@ -249,6 +249,12 @@ const fa_shard_place* Arguments::place(const Sizes& sizes) {
   for (std::int64_t* const field : {&value.b, &value.h_q, &value.q, &value.kv, &value.q_step, &value.kv_step,
                                     &value.whole_b, &value.whole_h_q, &value.whole_s_q, &value.whole_s_kv}) {
     spoil(field);
+  }
+  if (random_.one_in(4)) {
+    std::vector<std::int64_t> begin{value.b, value.h_q, value.q, value.kv};
+    spoil(&begin[random_.index(begin.size())]);  // kernels stay within the whole
+    value.begin = array(begin);
+    if (!random_.one_in(8)) value.b = value.h_q = value.q = value.kv = 0;
   }
   return give(value);
 }

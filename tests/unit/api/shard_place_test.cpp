@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <functional>
 #include <limits>
 #include <random>
@@ -451,6 +453,98 @@ TEST(ShardPlace, TheDefaultIsThePlaceOfTheWhole) {
   EXPECT_NE(moved.o.values, none.o.values);
 }
 
+struct Refusal {
+  const char* argument;
+  ShardPlace place;
+};
+
+// What memory holds when a call runs is where it stands, as if the call had said so.
+TEST(ShardPlace, MayBeInMemory) {
+  AttentionConfig causal = plain(), chunks = plain(), function = plain(), drops = plain();
+  causal.causal = true;
+  chunks.chunk = 12;
+  chunks.window_left = 9;
+  function.score.expression = "score + 0.125 * float(q - kv) + 0.25 * float(h) - 0.5 * float(b) + 0.01 * float(s_kv)";
+  drops.dropout = 0.5f;
+  constexpr std::array<std::int64_t, 4> kPlaces[] = {{0, 0, 0, 0}, {1, 2, 32, 32}, {0, 4, 64, 32}, {2, 0, 32, 64}};
+  for (const AttentionConfig& config : {causal, chunks, function, drops}) {
+    std::array<std::int64_t, 4> memory{};
+    Call read(config);
+    ShardPlace place{.whole_b = 3, .whole_h_q = 6, .whole_s_q = 100, .whole_s_kv = 90};
+    read.in.place = place;
+    read.in.place->begin = memory.data();
+    for (const auto& [b, h_q, q, kv] : kPlaces) {
+      memory = {b, h_q, q, kv};
+      read.run();
+      read.run_backward();
+      Call given(config);
+      place.b = b, place.h_q = h_q, place.q = q, place.kv = kv;
+      given.in.place = place;
+      given.run();
+      given.run_backward();
+      EXPECT_EQ(read.o.values, given.o.values);
+      EXPECT_EQ(read.lse.values, given.lse.values);
+      EXPECT_EQ(read.dq.values, given.dq.values);
+    }
+  }
+}
+
+// Rounded down to what a place may be, and moved into the whole.
+TEST(ShardPlace, InMemoryIsWithinTheWhole) {
+  AttentionConfig config = plain();
+  config.dropout = 0.5f;
+  config.score.expression = "score + 0.125 * float(q - kv) + 0.25 * float(h) - 0.5 * float(b)";
+  std::array<std::int64_t, 4> memory{-1, 3, std::numeric_limits<std::int64_t>::max(), 47};
+  Call read(config), given(config);
+  read.in.place = ShardPlace{.whole_b = 3, .whole_h_q = 6, .whole_s_q = 100, .whole_s_kv = 90};
+  given.in.place = read.in.place;
+  read.in.place->begin = memory.data();
+  given.in.place->h_q = 2;
+  given.in.place->q = 64;  // of at most 92
+  given.in.place->kv = 32;
+  read.run();
+  given.run();
+  EXPECT_EQ(read.o.values, given.o.values);
+}
+
+TEST(ShardPlace, RefusesInMemoryWhatIsNotKnown) {
+  const std::array<std::int64_t, 5> memory{};
+  const ShardPlace whole{.whole_b = 1, .whole_h_q = 2, .whole_s_q = 8, .whole_s_kv = 12, .begin = memory.data()};
+  const auto changed = [&](auto set) {
+    ShardPlace place = whole;
+    set(place);
+    return place;
+  };
+  const Refusal refusals[] = {
+      {"place.b", changed([](ShardPlace& p) { p.b = 1; })},
+      {"place.h_q", changed([](ShardPlace& p) { p.h_q = 2; })},
+      {"place.q", changed([](ShardPlace& p) { p.q = 1; })},
+      {"place.kv", changed([](ShardPlace& p) { p.kv = 1; })},
+      {"place.whole_b", changed([](ShardPlace& p) { p.whole_b = 0; })},
+      {"place.whole_h_q", changed([](ShardPlace& p) { p.whole_h_q = 0; })},
+      {"place.whole_s_q", changed([](ShardPlace& p) { p.whole_s_q = 0; })},
+      {"place.whole_s_kv", changed([](ShardPlace& p) { p.whole_s_kv = 0; })},
+      {"place.begin", changed([&](ShardPlace& p) {
+         p.begin = reinterpret_cast<const std::int64_t*>(reinterpret_cast<const char*>(memory.data()) + 4);
+       })}};
+  for (const Refusal& refusal : refusals) {
+    Call call(plain());
+    call.in.place = refusal.place;
+    expect_invalid(refusal.argument, [&] { call.run(); });
+    expect_invalid(refusal.argument, [&] { call.run_backward(); });
+  }
+  Call taken(plain());
+  taken.in.place = whole;
+  taken.run();
+  std::array<std::byte, 256> tiles{};
+  AttentionConfig masked = plain();
+  masked.mask.expression = "q >= kv";
+  Call filled(masked);
+  filled.in.place = whole;
+  filled.in.tiles = {tiles.data(), tiles.size(), true};
+  expect_error(ErrorCode::unsupported, "tiles", [&] { filled.run(); });
+}
+
 // A part whose keys are all behind its rows: no key for any.
 TEST(ShardPlace, RowsMayKeepNoKeyOfAPart) {
   AttentionConfig config = plain();
@@ -478,11 +572,6 @@ TEST(ShardPlace, TakesGreatPositionsAndWindows) {
   near.run();
   EXPECT_EQ(far.o.values, near.o.values);  // as far from each other
 }
-
-struct Refusal {
-  const char* argument;
-  ShardPlace place;
-};
 
 TEST(ShardPlace, RefusesWhatLeavesTheWhole) {
   constexpr std::int64_t kTooMany = std::int64_t{1} << 31;

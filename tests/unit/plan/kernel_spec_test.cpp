@@ -43,6 +43,7 @@ constexpr Mutation kMutations[] = {
     {"page_size", [](KernelSpec& spec) { spec.page_size = 1; }},
     {"accumulate", [](KernelSpec& spec) { spec.accumulate = !spec.accumulate; }},
     {"bounded", [](KernelSpec& spec) { spec.bounded = !spec.bounded; }},
+    {"place_in_memory", [](KernelSpec& spec) { spec.place_in_memory = !spec.place_in_memory; }},
     {"variants", [](KernelSpec& spec) { spec.variants.sink = true; }},
     {"debug", [](KernelSpec& spec) { spec.debug = !spec.debug; }},
     {"min_blocks", [](KernelSpec& spec) { spec.min_blocks = 3; }},
@@ -67,11 +68,12 @@ KernelSpec some_spec() {
 TEST(KernelSpec, MutationsCoverEveryFieldOfTheHead) {
   const auto& [arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages, warps_n,
                pack_gqa, split, write_dq, without_dk, without_dv, varlen, dropout, page_size, accumulate, bounded,
-               variants, debug, min_blocks] = static_cast<const SpecHead&>(some_spec());
+               place_in_memory, variants, debug, min_blocks] = static_cast<const SpecHead&>(some_spec());
   const auto count = [](const auto&... fields) { return sizeof...(fields); };
-  EXPECT_EQ(std::size(kMutations), count(arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps,
-                                         stages, warps_n, pack_gqa, split, write_dq, without_dk, without_dv, varlen,
-                                         dropout, page_size, accumulate, bounded, variants, debug, min_blocks));
+  EXPECT_EQ(std::size(kMutations),
+            count(arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages, warps_n,
+                  pack_gqa, split, write_dq, without_dk, without_dv, varlen, dropout, page_size, accumulate, bounded,
+                  place_in_memory, variants, debug, min_blocks));
 }
 
 TEST(KernelSpec, MembersAreCounted) {

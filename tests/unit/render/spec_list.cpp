@@ -254,6 +254,9 @@ void add_parts_of_wholes(const char* arch, Collector& specs) {
   part.shape.strided = true;
   part.name = fmt::format("golden {} strided", arch);
   specs.add(part, {});
+  part.shape.place_in_memory = true;
+  part.name = fmt::format("golden {} place in memory", arch);
+  specs.add(part, {});
 }
 
 }  // namespace

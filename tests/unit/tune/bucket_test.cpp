@@ -98,6 +98,9 @@ TEST(Bucket, EveryFactCountsInTextAndCode) {
   p = base;
   p.bounded = true;
   EXPECT_TRUE(codes.insert(bucket_code(p, 0)).second);
+  p = base;
+  p.placed = p.place_in_memory = true;
+  EXPECT_TRUE(codes.insert(bucket_code(p, 0)).second);
   for (const int slot : {1, 31, 255, 256, 512, 1024, plan::Choice::kSlots - 1})
     EXPECT_TRUE(codes.insert(bucket_code(base, slot)).second);
   EXPECT_FALSE(codes.contains(0));
