@@ -5,210 +5,19 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <future>
 #include <initializer_list>
 #include <limits>
-#include <memory>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "gpu/device_case.hpp"
-#include "gpu/scoped_stream.hpp"
-#include "plan/arch.hpp"
+#include "gpu/extreme_setting.hpp"
 #include "reference/geometry.hpp"
-#include "support/softmax_judge.hpp"
 
 namespace fa::test {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-bool on_hopper() {
-  return driver::device_info(0).arch == plan::parse_arch("sm_90a");
-}
-
-/// Waits for what a stream was given. A kernel that does not end can only be got rid of with its process.
-void wait_or_abort(CUstream stream) {
-  constexpr std::chrono::seconds kLimit{20};
-  CUcontext context = nullptr;
-  driver::check(driver::api().cuCtxGetCurrent(&context), "cuCtxGetCurrent");
-  auto done = std::async(std::launch::async, [stream, context] {
-    driver::check(driver::api().cuCtxSetCurrent(context), "cuCtxSetCurrent");
-    driver::check(driver::api().cuStreamSynchronize(stream), "cuStreamSynchronize");
-  });
-  if (done.wait_for(kLimit) == std::future_status::timeout) {
-    std::fprintf(stderr, "FAILED: a kernel of %s.%s has not ended after %d s\n",
-                 testing::UnitTest::GetInstance()->current_test_info()->test_suite_name(),
-                 testing::UnitTest::GetInstance()->current_test_info()->name(), static_cast<int>(kLimit.count()));
-    std::fflush(nullptr);
-    std::_Exit(1);
-  }
-  done.get();
-}
-
-/// A function of scores, for the kernel and in float64. With `slopes` it captures slope [h_q], which the scale is a
-/// factor of.
-struct Function {
-  ScoreFunction score = {};
-  std::function<double(const ScorePlace&, double, double)> in_f64 = nullptr;  // place, score, scale
-  bool slopes = false;
-};
-
-double slope_of(std::int64_t h, double scale) {
-  return scale * static_cast<double>(h + 1);
-}
-
-Function magnitude() {
-  return {{"abs(score)"}, [](const ScorePlace&, double score, double) { return std::abs(score); }};
-}
-
-Function halved_thirds() {
-  return {{"kv % 3 == 0 ? 0.5 * score : score"},
-          [](const ScorePlace& at, double score, double) { return at.kv % 3 == 0 ? 0.5 * score : score; }};
-}
-
-Function alibi() {
-  return {functions::alibi(),
-          [](const ScorePlace& at, double score, double scale) {
-            return score - slope_of(at.h, scale) * static_cast<double>(std::abs(at.q + at.s_kv - at.s_q - at.kv));
-          },
-          true};
-}
-
-/// What a kernel is made for, and sizes of a call.
-struct Setting {
-  std::string name;
-  AttentionCase attention;
-  KernelOverride kernel = {};
-  std::int64_t window_left = -1, window_right = -1;
-  float dropout = 0;
-  bool sink = false;
-  bool blocks = false;  // a mask with holes
-  Function function = {};
-  std::vector<std::int32_t> cu_q = {}, cu_kv = {};
-  double sign = 1;  // of the scale
-};
-
-void PrintTo(const Setting& setting, std::ostream* out) {
-  *out << setting.name;
-}
-
-std::string name_of(const testing::TestParamInfo<Setting>& test) {
-  return test.param.name;
-}
-
-AttentionConfig config_of(const Setting& setting, double scale) {
-  AttentionConfig config = config_of(setting.attention);
-  config.scale = static_cast<float>(scale);
-  config.kernel = setting.kernel;
-  config.window_left = setting.window_left;
-  config.window_right = setting.window_right;
-  config.dropout = setting.dropout;
-  config.sink = setting.sink;
-  config.score = setting.function.score;
-  if (setting.blocks) config.mask = MaskFunction{"(kv / 20 + q / 30) % 3 != 1"};
-  config.varlen = !setting.cu_q.empty();
-  return config;
-}
-
-std::vector<double> sinks_of(const Setting& setting) {
-  std::vector<double> sinks;
-  for (std::int64_t h = 0; setting.sink && h < setting.attention.h_q; ++h)
-    sinks.push_back(0.25 * static_cast<double>(h));
-  return sinks;
-}
-
-JudgedCase judged(const Setting& setting) {
-  JudgedCase c{.attention = setting.attention};
-  c.cu_q = setting.cu_q;
-  c.cu_kv = setting.cu_kv;
-  c.window_left = setting.window_left;
-  c.window_right = setting.window_right;
-  c.dropout = setting.dropout;
-  c.sink = sinks_of(setting);
-  if (setting.blocks) c.keep = [](const ScorePlace& at) { return (at.kv / 20 + at.q / 30) % 3 != 1; };
-  return c;
-}
-
-template <class T>
-std::vector<std::byte> bytes_of(const std::vector<T>& values) {
-  std::vector<std::byte> bytes(values.size() * sizeof(T));
-  if (!bytes.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
-  return bytes;
-}
-
-std::vector<float> floats_of(const std::vector<double>& values) {
-  return {values.begin(), values.end()};
-}
-
-/// The tensors of a setting on the device.
-class DeviceSetting {
- public:
-  DeviceSetting(const Setting& setting, const AttentionInputs& inputs)
-      : setting_(setting),
-        q_(inputs.q),
-        k_(inputs.k),
-        v_(inputs.v),
-        blank_(make_outputs(setting.attention)),
-        o_(blank_.o),
-        lse_(blank_.lse),
-        sink_(bytes_of(floats_of(sinks_of(setting)))),
-        slope_(static_cast<std::size_t>(setting.attention.h_q) * sizeof(float)),
-        cu_q_(bytes_of(setting.cu_q)),
-        cu_kv_(bytes_of(setting.cu_kv)) {}
-
-  /// Outputs of a call that has ended, with a bias if the configuration names one.
-  AttentionOutputs run(const AttentionConfig& config, const TensorView& bias = {}) {
-    o_.buffer.write(blank_.o.bytes());
-    lse_.buffer.write(blank_.lse.bytes());
-    ForwardInputs in{q_.const_view(), k_.const_view(), v_.const_view()};
-    const AttentionCase& a = setting_.attention;
-    if (setting_.sink) in.sink = TensorView(sink_.data(), DType::f32, {a.h_q});
-    if (setting_.function.slopes) {
-      std::vector<float> slopes;
-      for (std::int64_t h = 0; h < a.h_q; ++h) slopes.push_back(static_cast<float>(slope_of(h, double{*config.scale})));
-      slope_.write(bytes_of(slopes));
-      in.captures.add({"slope", TensorView(slope_.data(), DType::f32, {a.h_q})});
-    }
-    if (bias.defined()) in.captures.add({"bias", bias});
-    if (setting_.dropout > 0) in.dropout = JudgedCase{}.state;
-    if (!setting_.cu_q.empty()) {
-      in.sequences.b = static_cast<std::int64_t>(setting_.cu_q.size()) - 1;
-      in.sequences.cu_seqlens_q = static_cast<const std::int32_t*>(cu_q_.data());
-      in.sequences.cu_seqlens_kv = static_cast<const std::int32_t*>(cu_kv_.data());
-    }
-    Attention::create(config).forward(in, {o_.view(), lse_.view()}, stream_.get());
-    wait_or_abort(stream_.get());
-    AttentionOutputs outputs = blank_;
-    o_.read(outputs.o);
-    lse_.read(outputs.lse);
-    EXPECT_TRUE(o_.buffer.guards_intact() && lse_.buffer.guards_intact()) << "written outside of a tensor";
-    return outputs;
-  }
-
-  void write_q(const HostTensor& q) { q_.buffer.write(q.bytes()); }
-
- private:
-  const Setting& setting_;
-  ScopedStream stream_;
-  DeviceTensor q_, k_, v_;
-  AttentionOutputs blank_;
-  DeviceTensor o_, lse_;
-  DeviceBuffer sink_, slope_, cu_q_, cu_kv_;
-};
-
-void expect_right(const Verdict& verdict) {
-  EXPECT_LE(verdict.o, 1) << "o of " << verdict.where_o;
-  EXPECT_LE(verdict.lse, 1) << "lse of " << verdict.where_lse;
-}
 
 // ---- scores of any magnitude ----
 
@@ -227,6 +36,9 @@ std::vector<Setting> plain_settings() {
   AttentionCase short_rows = small(f16, 64, false), long_rows = small(bf16, 128, false);
   short_rows.s_q = 300;
   short_rows.s_kv = 5;
+  AttentionCase latent = small(bf16, 576, true);
+  latent.h_kv = 1;
+  latent.d_v = 512;
   long_rows.h_q = long_rows.h_kv = 1;
   long_rows.s_q = 1600;
   long_rows.s_kv = 1300;
@@ -242,6 +54,11 @@ std::vector<Setting> plain_settings() {
       {.name = "long_rows", .attention = long_rows},
       {.name = "sm80_causal_d64", .attention = small(f16, 64, true), .kernel = sm80},
       {.name = "sm80_d128", .attention = small(bf16, 128, false), .kernel = sm80},
+      {.name = "wide_d512", .attention = small(bf16, 512, false)},
+      {.name = "wide_causal_d264", .attention = small(f16, 264, true)},
+      {.name = "wide_latent", .attention = latent},
+      {.name = "sm80_wide_causal_d512", .attention = small(f16, 512, true), .kernel = sm80},
+      {.name = "wide_split_d512", .attention = decode(f16, 512), .kernel = {"", "splits=3"}},
       {.name = "f32_causal_d64", .attention = small(f32, 64, true)},
       {.name = "f32_d128", .attention = small(f32, 128, false)},
       {.name = "decode_d128", .attention = decode(bf16, 128)},
@@ -268,6 +85,10 @@ std::vector<Setting> variant_settings() {
        .kernel = sm80,
        .window_left = 3,
        .sink = true},
+      {.name = "wide_window_sink_d512", .attention = small(bf16, 512, true), .window_left = 40, .sink = true},
+      {.name = "wide_packed_d320", .attention = small(f16, 320, true), .cu_q = cu_q, .cu_kv = cu_kv},
+      {.name = "wide_alibi_causal_d512", .attention = small(f16, 512, true), .function = alibi()},
+      {.name = "wide_negative_d264", .attention = small(f16, 264, false), .sign = -1},
       {.name = "packed_d128", .attention = packed, .cu_q = cu_q, .cu_kv = cu_kv},
       {.name = "sm80_packed_d64", .attention = packed_sm80, .kernel = sm80, .cu_q = cu_q, .cu_kv = cu_kv},
       {.name = "dropout_d64", .attention = small(f16, 64, false), .dropout = 0.25f},
@@ -363,6 +184,8 @@ std::vector<BiasSetting> bias_settings() {
       {{.name = "f16_bias_f16_split_d64", .attention = decode(f16, 64), .kernel = {"", "splits=3"}}, f16},
       {{.name = "sm80_bf16_bias_f16_causal_d64", .attention = small(bf16, 64, true), .kernel = sm80}, f16},
       {{.name = "sm80_f16_bias_bf16_d128", .attention = small(f16, 128, false), .kernel = sm80, .sink = true}, bf16},
+      {{.name = "wide_bf16_bias_f32_causal_d512", .attention = small(bf16, 512, true), .sink = true}, f32},
+      {{.name = "wide_f16_bias_bf16_d264", .attention = small(f16, 264, false)}, bf16},
       {{.name = "f32_bias_f32_causal_d64", .attention = small(f32, 64, true)}, f32},
       {{.name = "f32_bias_bf16_d128", .attention = small(f32, 128, false)}, bf16},
   };
