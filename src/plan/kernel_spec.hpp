@@ -80,7 +80,7 @@ struct SpecHead {
   bool without_dv = false;  ///< likewise dV
   bool varlen = false;      ///< of packed batches: lengths come from the device
   bool dropout = false;     ///< drops elements of P
-  int page_size = 0;        ///< keys of a page that k and v are in; 0: they are plain tensors
+  int page_size = 0;        ///< keys of a page that k and v are in, or kContiguous; 0: plain tensors
   bool accumulate = false;  ///< adds to the state that o and lse hold
   bool bounded = false;     ///< a persistent grid takes its tiles in one wave, however they differ
   Variants variants;        ///< what is computed besides plain attention

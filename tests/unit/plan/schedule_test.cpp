@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
+
+#include <fa/paged.hpp>
 
 #include "plan/planner.hpp"
 #include "plan/workspace.hpp"
@@ -47,6 +50,27 @@ TEST(Schedule, IsOfLongRequestsOverPages) {
   problem.variants = &window;
   problem.window_left = 100;
   EXPECT_FALSE(choose(problem, {}).scheduled) << "no row sees many keys";
+}
+
+/// A contiguous cache is shared out as pages are, in kernels that differ from theirs in where rows lie.
+TEST(Schedule, IsOfContiguousCachesToo) {
+  for (const std::int64_t b : {4, 200}) {
+    for (const bool given : {false, true}) {
+      Problem pages = decode(b, 8192), rows = pages;
+      pages.given_schedule = rows.given_schedule = given;
+      rows.page_size = static_cast<int>(kContiguous);
+      EXPECT_EQ(choose(rows, {}).scheduled, choose(pages, {}).scheduled);
+      EXPECT_EQ(choose(rows, {}).own_parts, choose(pages, {}).own_parts);
+      KernelSpec kernel = kernel_of(rows);
+      EXPECT_NE(canonical(kernel).find(" page_size=-1"), std::string::npos) << canonical(kernel);
+      kernel.page_size = 16;
+      EXPECT_EQ(kernel, kernel_of(pages));
+      EXPECT_EQ(schedule_spec(kernel), schedule_spec(kernel_of(rows)));
+    }
+  }
+  Problem few = decode(4, 256);
+  few.page_size = static_cast<int>(kContiguous);
+  EXPECT_FALSE(choose(few, {}).scheduled);
 }
 
 // Equal limits, another number of requests or longer ones: the grid is that of the multiprocessors.
