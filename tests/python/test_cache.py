@@ -283,7 +283,7 @@ def test_errors_of_forward():
             ({"block_table": table.long()}, TypeError, "block_table is torch.int64", "torch.int32"),
             ({"block_table": table[0]}, ValueError, "block_table has shape", "two axes"),
             ({"block_table": table[:1]}, ValueError, "block_table", "b = 2"),
-            ({"block_table": None}, TypeError, "block_table is None"),
+            ({"block_table": None}, ValueError, "k_pages has", "rows: accepted without block_table and batch_index are 2"),
             ({"seqused_kv": used.long()}, TypeError, "seqused_kv is torch.int64", "torch.int32"),
             ({"seqused_kv": used[None]}, ValueError, "seqused_kv has shape [1, 2]", "one axis"),
             ({"seqused_kv": used[:1]}, ValueError, "seqused_kv has 1 elements", "accepted are 2"),

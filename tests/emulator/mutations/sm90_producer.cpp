@@ -17,7 +17,7 @@ std::vector<Mutation> sm90_producer_mutations() {
                  {global_uninitialised}},
                 {"hopper_box_of_a_contiguous_cache_ends_with_its_rows",
                  "kPageSize < 0 || behind < kPageSize ? behind : kPageSize;",
-                 "row + kBoxRows;",
+                 "behind < 0 ? 0 : row + kBoxRows;",
                  sm90_contiguous(),
                  {global_uninitialised, global_out_of_bounds}},
                 {"hopper_box_of_a_page_not_brought_back",
