@@ -256,7 +256,8 @@ typedef struct fa_config {
    * pack of another SHA-256 is not used, as if it were damaged: packs are code. Read during fa_create only. */
   const char* const* cache_pack_sha256;
   /* Positions of a page of the KV cache that k and v are in (fa_paged_cache), any number from 1; FA_CONTIGUOUS: it has
-   * no pages; 0: they are plain tensors. Forward only, without dropout, and with FA_CAUSAL_BOTTOM_RIGHT. Queries are dense, or packed (varlen). */
+   * no pages; 0: they are plain tensors. Forward only, without dropout, and with FA_CAUSAL_BOTTOM_RIGHT. Queries are
+   * dense, or packed (varlen). */
   int64_t page_size;
   /* Nonzero: fa_forward adds to the state that outputs->o and outputs->lse hold: what attention over other keys came to
    * (fa_merge). A row of the state with lse = -inf (or +inf) has none yet, whatever its o holds. The state may have a

@@ -15,8 +15,8 @@
 /// PackedSequences::seqused_kv has the positions of each request, new tokens counted. Row i of a request with s_q rows
 /// stands at position seqused_kv - s_q + i: prefills, chunks of them, decodes and drafts are one kind of request.
 ///
-/// With a page_size of kContiguous the cache has no pages: k is [rows, h_kv, s_max, d_qk] and v is [rows, h_kv, s_max,
-/// d_v], with any strides, and position j of a request is row j of its own row of the cache. There is no block table.
+/// With a page_size of kContiguous the cache has no pages, and no block table: k is [rows, h_kv, s_max, d_qk] and v is
+/// [rows, h_kv, s_max, d_v], with any strides. Position j of a request is at j of its row.
 namespace fa {
 
 /// AttentionConfig::page_size of a KV cache that is not in pages.
