@@ -12,12 +12,12 @@ import os
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
 from . import _abi, _views
-from ._abi import DEVICE_CUDA, DEVICE_CURRENT, DEVICE_HOST
+from ._abi import CONTIGUOUS, DEVICE_CUDA, DEVICE_CURRENT, DEVICE_HOST
 from ._errors import Error, Unsupported
 from ._library import Library, load
 from ._views import aligned
 
-__all__ = ["Attention", "CACHE_MODES", "COMPILE_POLICIES", "DEVICE_CUDA", "DEVICE_CURRENT", "DEVICE_HOST", "Error",
+__all__ = ["Attention", "CACHE_MODES", "COMPILE_POLICIES", "CONTIGUOUS", "DEVICE_CUDA", "DEVICE_CURRENT", "DEVICE_HOST", "Error",
            "FAMILIES", "INVARIANCES", "Library", "TUNE_POLICIES", "Unsupported", "aligned", "append_shape", "dropout_state",
            "find_append_kernel", "find_kernel", "find_merge_kernel", "function", "load", "mask_tiles", "merge_shape",
            "paged_cache", "requests", "rotary_embedding", "schedule_memory", "sequences", "shard_place"]
