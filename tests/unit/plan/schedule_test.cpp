@@ -73,6 +73,29 @@ TEST(Schedule, IsOfContiguousCachesToo) {
   EXPECT_FALSE(choose(few, {}).scheduled);
 }
 
+/// Where a block a multiprocessor has few KV tiles, latency counts, and a fourth buffer hides more of it. Of long parts
+/// two blocks with three each take turns.
+TEST(Schedule, ShortPartsHaveABlockOfFourBuffers) {
+  for (const std::int64_t page_size : {std::int64_t{16}, kContiguous}) {
+    const auto stages = [&](std::int64_t b, std::int64_t s_kv) {
+      Problem problem = decode(b, s_kv);
+      problem.page_size = static_cast<int>(page_size);
+      problem.given_schedule = false;
+      const KernelSpec spec = kernel_of(problem);
+      EXPECT_EQ(spec.min_blocks, spec.stages == 4 ? 1 : 2);
+      return spec.stages;
+    };
+    EXPECT_EQ(stages(1, 1024), 4);
+    EXPECT_EQ(stages(1, 8192), 4);
+    EXPECT_EQ(stages(1, 16384), 4);
+    EXPECT_EQ(stages(1, 32768), 3);
+    EXPECT_EQ(stages(1, 131072), 3);
+    EXPECT_EQ(stages(2, 8192), 4);
+    EXPECT_EQ(stages(2, 16384), 3);
+    EXPECT_EQ(stages(8, 8192), 3) << "many heads";
+  }
+}
+
 // Equal limits, another number of requests or longer ones: the grid is that of the multiprocessors.
 TEST(Schedule, PartsAreAsManyAsFitTheGpu) {
   for (const std::int64_t b : {1, 64, 4000}) {
