@@ -42,7 +42,7 @@ def module(name):
 
 class Tensors:
     """What a call reads and writes: q and o [b, s_q, h_q, d] or packed [total, h_q, d]; k and v alike, or pages [pages,
-    page_size, h_kv, d]."""
+    page_size, h_kv, d], or a contiguous cache [b, s_kv, h_kv, d]."""
 
     def __init__(self, spec, seed):
         generator = torch.Generator(DEVICE).manual_seed(seed)
@@ -73,7 +73,7 @@ class Tensors:
         elif spec.packed:
             keys = lambda t: t[first_k : first_k + spec.keys[request], h_kv]  # noqa: E731
         else:
-            keys = lambda t: t[request, :, h_kv]  # noqa: E731
+            keys = lambda t: t[request, : spec.keys[request], h_kv]  # noqa: E731
         return [t[None, None] for t in (rows(self.q), keys(self.k), keys(self.v), rows(self.o))]
 
 
@@ -85,7 +85,7 @@ class Row:
         self.sets = [Tensors(spec, seed) for seed in range(sets)]
         self.used, self.cu_q, self.cu_k = int32(spec.keys), cumulative(spec.rows), cumulative(spec.keys)
         self.attention = capi.Attention(library, spec.d, DTYPES[spec.dtype], spec.causal, tune="cached", varlen=spec.packed,
-                                        page_size=spec.page_size)
+                                        page_size=-1 if spec.contiguous else spec.page_size)
         self.lengths = self._lengths()
 
     def _lengths(self):
@@ -93,7 +93,7 @@ class Row:
         longest = {"max_s_q": spec.s_q, "max_s_kv": spec.s_kv}
         if spec.page_size and spec.packed:
             return capi.requests(self.used, self.cu_q, **longest)
-        if spec.page_size:
+        if spec.page_size or spec.contiguous:
             return capi.requests(self.used, max_s_kv=spec.s_kv)
         return capi.sequences(self.cu_q, self.cu_k, **longest) if spec.packed else None
 
@@ -114,8 +114,13 @@ class Row:
     def _sdpa(self, peer):
         """cuDNN and FlashAttention-2 as PyTorch has them: not over pages."""
         spec = self.spec
-        if spec.page_size or (spec.packed and peer == "cudnn"):
+        if spec.page_size or ((spec.packed or spec.contiguous) and peer == "cudnn"):
             return None
+        if spec.contiguous:  # packed rows of the cache, of which some count
+            starts = int32([n * spec.s_kv for n in range(spec.b + 1)])
+            return [lambda t=t: torch.ops.aten._flash_attention_forward(
+                t.q.flatten(0, 1), t.k.flatten(0, 1), t.v.flatten(0, 1), self.cu_q, starts, spec.s_q, spec.s_kv, 0.0,
+                spec.causal, False, seqused_k=self.used)[0].view_as(t.q) for t in self.sets]
         if spec.packed:
             return [lambda t=t: torch.ops.aten._flash_attention_forward(
                 t.q, t.k, t.v, self.cu_q, self.cu_k, spec.s_q, spec.s_kv, 0.0, spec.causal, False)[0] for t in self.sets]

@@ -45,9 +45,15 @@ class Spec:
         return self.s_q > 1
 
     @property
+    def contiguous(self):
+        """Whether k and v are a cache [b, s_kv, h_kv, d] of other lengths, unless that takes too much memory."""
+        ragged = self.page_size == 0 and len(set(self.rows)) == 1 and len(set(self.keys)) > 1
+        return ragged and 2 * self.b * self.s_kv * self.h_kv * self.d * ELEMENT_BYTES[self.dtype] <= MOST_BYTES
+
+    @property
     def packed(self):
         """Whether a contiguous row, or the queries of one in pages, needs cumulative lengths."""
-        return len(set(self.rows)) > 1 or (self.page_size == 0 and len(set(self.keys)) > 1)
+        return len(set(self.rows)) > 1 or (self.page_size == 0 and len(set(self.keys)) > 1 and not self.contiguous)
 
     def problem(self):
         """What the results file says of it."""

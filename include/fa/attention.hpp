@@ -150,9 +150,10 @@ struct AttentionConfig {
   /// call's DropoutState, drawn by Philox4x32-7 (Salmon et al., 2011). The log-sum-exp is that of the whole P. p is
   /// rounded to a multiple of 2^-16, in the factor too.
   float dropout = 0;
-  /// Positions of a page of the KV cache that k and v are in (paged.hpp), any number from 1; 0: they are plain tensors.
-  /// A constant of the kernel. Forward only, without dropout, and with CausalAlign::bottom_right. Queries are dense, or
-  /// packed with `varlen`; each call has its PagedCache in ForwardInputs::cache.
+  /// Positions of a page of the KV cache that k and v are in (paged.hpp), any number from 1. kContiguous: the cache has
+  /// no pages. 0: k and v are plain tensors. A constant of the kernel. Forward only, without dropout, and with
+  /// CausalAlign::bottom_right. Queries are dense, or packed with `varlen`; each call has its PagedCache in
+  /// ForwardInputs::cache.
   std::int64_t page_size = 0;
   /// forward adds to the state that outputs.o and outputs.lse hold: what attention over other keys came to (merge.hpp).
   /// A row of the state with lse = -inf (or +inf) has none yet, whatever its o holds. The state may have a sink, which
@@ -215,9 +216,10 @@ struct MaskTiles {
 
 /// What forward reads, all on the Attention's device, and unchanged until the queued work has run.
 struct ForwardInputs {
-  TensorView q;            ///< [b, h_q, s_q, d_qk]
-  TensorView k;            ///< [b, h_kv, s_kv, d_qk], or pages [pages, h_kv, page_size, d_qk]
-  TensorView v;            ///< [b, h_kv, s_kv, d_v], or pages [pages, h_kv, page_size, d_v]; nothing with value_in_key
+  TensorView q;  ///< [b, h_q, s_q, d_qk]
+  /// [b, h_kv, s_kv, d_qk], or pages [pages, h_kv, page_size, d_qk], or a contiguous cache [rows, h_kv, s_max, d_qk].
+  TensorView k;
+  TensorView v;            ///< likewise of d_v; nothing with value_in_key
   Captures captures = {};  ///< what the configuration's functions name
   TensorView sink = {};    ///< [h_q], f32 (f64 for f64), in units of the scaled score; with AttentionConfig::sink
   PackedSequences sequences = {};  ///< with AttentionConfig::varlen or page_size

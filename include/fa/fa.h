@@ -255,8 +255,9 @@ typedef struct fa_config {
   /* The SHA-256 of each of cache_packs, 64 hex digits; NULL or "" for one that may have any, NULL for all of them. A
    * pack of another SHA-256 is not used, as if it were damaged: packs are code. Read during fa_create only. */
   const char* const* cache_pack_sha256;
-  /* Positions of a page of the KV cache that k and v are in (fa_paged_cache), any number from 1; 0: they are plain
-   * tensors. Forward only, without dropout, and with FA_CAUSAL_BOTTOM_RIGHT. Queries are dense, or packed (varlen). */
+  /* Positions of a page of the KV cache that k and v are in (fa_paged_cache), any number from 1; FA_CONTIGUOUS: it has
+   * no pages; 0: they are plain tensors. Forward only, without dropout, and with FA_CAUSAL_BOTTOM_RIGHT. Queries are
+   * dense, or packed (varlen). */
   int64_t page_size;
   /* Nonzero: fa_forward adds to the state that outputs->o and outputs->lse hold: what attention over other keys came to
    * (fa_merge). A row of the state with lse = -inf (or +inf) has none yet, whatever its o holds. The state may have a
@@ -315,7 +316,7 @@ typedef struct fa_tensor {
  *
  * Over pages (fa_config.page_size) cu_seqlens_kv is NULL, and seqused_kv is needed: request i has the positions
  * [0, seqused_kv[i]), new tokens counted. Row i of its s_q rows stands at position seqused_kv - s_q + i. Without varlen
- * cu_seqlens_q and seqused_q are NULL too: request i has the rows of q's batch entry i.
+ * cu_seqlens_q and seqused_q are NULL too: request i has the rows of q's batch entry i. FA_CONTIGUOUS: likewise.
  *
  * The arrays are in memory of the attention's device, are read when the kernels run, and may change between replays of
  * a captured call. Lengths that leave the tensors give wrong results, never an access outside of them. */
@@ -328,8 +329,12 @@ typedef struct fa_sequences {
   const int32_t* seqused_q;     /* [b], how many of a sequence's rows count, from its first; NULL: all */
   const int32_t* seqused_kv;    /* [b], likewise */
   int64_t max_s_q;              /* no sequence has more rows; 0: not known, which costs a little */
-  int64_t max_s_kv;             /* likewise; over pages 0 stands for all that a table row has */
+  int64_t max_s_kv;             /* likewise; of a KV cache 0 stands for all that a row has */
 } fa_sequences;
+
+/* fa_config.page_size of a KV cache that is not in pages: k is [rows, h_kv, s_max, d_qk] and v [rows, h_kv, s_max, d_v]
+ * by meaning, with any strides. Position j of a request is row j of its row of the cache. */
+#define FA_CONTIGUOUS (-1)
 
 /* Where the pages of a batch of requests are (fa_config.page_size). k is [pages, h_kv, page_size, d_qk] and v [pages,
  * h_kv, page_size, d_v] by meaning, with any strides. Position j of a request is row j % page_size of page
@@ -341,9 +346,10 @@ typedef struct fa_paged_cache {
   uint32_t reserved; /* 0 */
   /* [rows, max_pages], i32, any strides; without batch_index rows = b. Entries that no row of the call needs are never
    * read. They are those of pages from seqused_kv on, in front of seq_begin, and in front of the window or chunk of the
-   * first row. */
+   * first row. FA_CONTIGUOUS: NULL. */
   const fa_tensor* block_table;
-  const int32_t* batch_index; /* [b], the table row of each request; NULL: request i has row i */
+  /* [b], the row of the table, or of a contiguous cache, that each request has; NULL: request i has row i */
+  const int32_t* batch_index;
   /* [b], the first position of each request that counts; NULL: 0. What is in front is hidden from all rows, and moves
    * no position. */
   const int32_t* seq_begin;

@@ -120,7 +120,7 @@ struct ShardPlace {
 ///
 /// Over pages (AttentionConfig::page_size) there are no cu_seqlens_kv, and seqused_kv is needed: sequence i is a
 /// request whose row of the block table has the positions [0, seqused_kv[i]). Without varlen cu_seqlens_q and seqused_q
-/// are not given either: request i has the rows of q's batch entry i.
+/// are not given either: request i has the rows of q's batch entry i. A contiguous cache (kContiguous) is likewise.
 ///
 /// The arrays are in memory of the Attention's device, are read when the kernels run, and may change between replays of
 /// a captured call.
@@ -131,7 +131,7 @@ struct PackedSequences {
   const std::int32_t* seqused_q = nullptr;      ///< [b], how many of a sequence's rows count, from its first; optional
   const std::int32_t* seqused_kv = nullptr;     ///< [b], likewise
   std::int64_t max_s_q = 0;                     ///< no sequence has more rows; 0: not known, which costs a little
-  std::int64_t max_s_kv = 0;                    ///< likewise; over pages 0 stands for all that a table row has
+  std::int64_t max_s_kv = 0;                    ///< likewise; of a KV cache 0 stands for all that a row has
 };
 
 /// What the mask of AttentionConfig::dropout is a function of, besides batch, query head, row and key

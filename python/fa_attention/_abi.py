@@ -10,6 +10,7 @@ COMPILE_FAILED, CUDA, OUT_OF_MEMORY, IO, CACHE_MISS, INTERNAL = 5, 6, 7, 8, 9, 1
 
 F16, BF16, F32, F64, I32, E4M3, I8, E5M2, U4X2 = range(9)
 DEVICE_CURRENT, DEVICE_CUDA, DEVICE_HOST = 0, 1, 2
+CONTIGUOUS = -1  # the page_size of a KV cache that is not in pages
 
 _Pointer = ctypes.POINTER
 

@@ -52,7 +52,8 @@ class Frame:
         self.numbers = list(captures)[len(given):]
         self.sequences = _abi.Sequences() if layout.varlen or layout.paged else None
         self.dropout = _abi.DropoutState() if layout.dropout else None
-        self.cache = _abi.PagedCache(block_table=ctypes.pointer(structs["block_table"])) if layout.paged else None
+        table = {"block_table": ctypes.pointer(structs["block_table"])} if "block_table" in structs else {}
+        self.cache = _abi.PagedCache(**table) if layout.paged else None
         self.scratch = _abi.Workspace()
         self.keep = (names, captures, dcaptures, structs)
         read = {name: ctypes.pointer(structs[name]) for name, _ in layout.read if name != "block_table"}
@@ -77,7 +78,7 @@ class Layout(NamedTuple):
     numbers: tuple[str, ...]
     varlen: bool
     dropout: bool
-    paged: bool = False  # k and v are pages, and the last of `read` is the block_table
+    paged: bool = False  # k and v are a KV cache; of pages the last of `read` is the block_table
 
 
 # b, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, max_s_q, max_s_kv

@@ -12,12 +12,12 @@ import os
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
 from . import _abi, _views
-from ._abi import DEVICE_CUDA, DEVICE_CURRENT, DEVICE_HOST
+from ._abi import CONTIGUOUS, DEVICE_CUDA, DEVICE_CURRENT, DEVICE_HOST
 from ._errors import Error, Unsupported
 from ._library import Library, load
 from ._views import aligned
 
-__all__ = ["Attention", "CACHE_MODES", "COMPILE_POLICIES", "DEVICE_CUDA", "DEVICE_CURRENT", "DEVICE_HOST", "Error",
+__all__ = ["Attention", "CACHE_MODES", "COMPILE_POLICIES", "CONTIGUOUS", "DEVICE_CUDA", "DEVICE_CURRENT", "DEVICE_HOST", "Error",
            "FAMILIES", "INVARIANCES", "Library", "TUNE_POLICIES", "Unsupported", "aligned", "append_shape", "dropout_state",
            "find_append_kernel", "find_kernel", "find_merge_kernel", "function", "load", "mask_tiles", "merge_shape",
            "paged_cache", "requests", "rotary_embedding", "schedule_memory", "sequences", "shard_place"]
@@ -80,12 +80,12 @@ def requests(seqused_kv: Any, cu_seqlens_q: Any = None, seqused_q: Any = None, m
     return result
 
 
-def paged_cache(block_table: Any, batch_index: Any = None, seq_begin: Any = None) -> _abi.PagedCache:
+def paged_cache(block_table: Any = None, batch_index: Any = None, seq_begin: Any = None) -> _abi.PagedCache:
     """Where the pages of requests are, by int32 arrays on the attention's device, which it keeps alive: block_table [rows,
-    max_pages], batch_index [b] and seq_begin [b]."""
+    max_pages], batch_index [b] and seq_begin [b]. Of a contiguous cache there is no block_table."""
     fields = {name: _views.address(name, t, "int32", _views.view(name, t).elements) if t is not None else None
               for name, t in {"batch_index": batch_index, "seq_begin": seq_begin}.items()}
-    result = _abi.PagedCache(block_table=_pointer("block_table", block_table), **fields)
+    result = _abi.PagedCache(**_pointers(block_table=block_table), **fields)
     result.tensors = (block_table, batch_index, seq_begin)
     return result
 
@@ -234,7 +234,7 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
                 host_f64: bool = False, o_dtype: Optional[object] = None, group_size: int = 0,
                 key_scales: bool = False, value_scales: bool = False) -> _abi.Config:
     """The fields of fa_config; score, mask: what `function` makes; page_size: k and v are pages [pages, h_kv, page_size,
-    d]; accumulate: forward adds to what o and lse hold; value_in_key: V is the first so many columns of K, and v None;
+    d], -1: a contiguous cache [rows, h_kv, s_max, d]; accumulate: forward adds to what o and lse hold; value_in_key: V is the first so many columns of K, and v None;
     k_dtype, v_dtype: what K, and V, of a cache are stored as, "float8_e4m3fn", "int8" or "uint8", bytes of two codes of 4
     bits; group_size: columns of these that share a scale and an offset; invariance: what the bits of o
     and lse are a function of; debug: kernels that check waits and addresses, and are slow; kernel, backward_kernel: what of a

@@ -18,7 +18,7 @@ from torch import Tensor
 from . import functions
 from ._errors import type_name
 from .torch import append, attention, paged_attention, varlen_attention
-from .torch._cache import as_pages, scale_as_pages
+from .torch._cache import first_rows
 from .torch._cache_ops import refuse_gradients
 from .torch._cache_raw import STORED
 from .torch._padding import padded_heads
@@ -246,9 +246,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
     by_row = block_table is None and cache_batch_idx is None
     k_scale = _scales("k_descale", k_descale, "k_cache", k_cache, q, by_row)
     v_scale = _scales("v_descale", v_descale, "v_cache", v_cache, q, by_row)
-    if by_row and (k_scale is not None or v_scale is not None):  # of other rows there are no scales
-        k_cache, v_cache = k_cache[: q.shape[0]], v_cache[: q.shape[0]]
-        k_scale, v_scale = (t[: q.shape[0]] if t is not None else None for t in (k_scale, v_scale))
+    if by_row:
+        k_cache, v_cache, k_scale, v_scale = first_rows(k_cache, v_cache, k_scale, v_scale, q.shape[0])
     scales: dict[str, Any] = {"k_scale": k_scale, "v_scale": v_scale}
     queries = q.transpose(1, 2)
     if k is not None and v is not None:
@@ -265,11 +264,6 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
         queries, lengths = turned if turned is not None else queries, used
     options = _options(0.0, causal, window_size, softcap, alibi_slopes, False)
     del options["dropout"], options["deterministic"]
-    if block_table is None:
-        rows = k_cache, v_cache
-        k_cache, v_cache, block_table = as_pages(k_cache, v_cache, b=q.shape[0] if cache_batch_idx is None else None)
-        scales = {"k_scale": scale_as_pages("k_descale", k_scale, rows[0], k_cache),
-                  "v_scale": scale_as_pages("v_descale", v_scale, rows[1], v_cache)}
     result = paged_attention(queries, k_cache, v_cache, block_table, lengths, batch_index=cache_batch_idx,
                              seq_begin=cache_leftpad, scale=softmax_scale, return_lse=return_softmax_lse, **scales, **options)
     return (result[0].transpose(1, 2), result[1]) if return_softmax_lse else result.transpose(1, 2)

@@ -223,7 +223,7 @@ void check_places(const AttentionConfig& config, AppendInputs& inputs) {
     throw_invalid("slots_64", "given", "slots or slots_64, not both");
   }
   check_numbers("cache.batch_index", cache.batch_index);
-  if (config.page_size == 0 && cache.block_table.defined()) {
+  if (config.page_size <= 0 && cache.block_table.defined()) {
     throw_invalid("cache.block_table", "given", "none without AttentionConfig::page_size");
   }
   if (has_slots(inputs)) {
@@ -318,7 +318,7 @@ plan::AppendProblem problem_of(const AttentionConfig& config) noexcept {
   problem.dtype = config.dtype;
   problem.d_qk = config.head_dim;
   problem.d_v = d_v_of(config);
-  problem.page_size = static_cast<int>(config.page_size);
+  problem.page_size = static_cast<int>(std::max<std::int64_t>(config.page_size, 0));
   problem.k_storage = config.k_dtype ? plan::storage_of(*config.k_dtype, group_size_of(config)) : 0;
   problem.v_storage = config.v_dtype ? plan::storage_of(*config.v_dtype, group_size_of(config)) : 0;
   return problem;

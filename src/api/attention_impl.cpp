@@ -84,7 +84,7 @@ void Attention::Impl::forward(const ForwardInputs& inputs, const ForwardOutputs&
   if (call.empty && !config_.zero_padding) return;
   if (host_) return host_->forward(call, variant);
   const driver::ContextScope scope(context_->context());
-  if (config_.page_size > 0) {
+  if (config_.page_size != 0) {
     packed_->check(call.sequences, call.cache, call.shape, call.k.shape[0], stream);
   } else {
     packed_->check(call.sequences, call.shape, stream);
@@ -215,7 +215,7 @@ api::TuneReport Attention::Impl::tune(api::Operation op, const AttentionShape& w
                                       const api::TuneOptions& options) {
   const AttentionShape shape = api::checked(config_, wanted);
   if (host_) support::throw_unsupported("device", "host", "a GPU: the host device has one kernel");
-  if (config_.page_size > 0) {
+  if (config_.page_size != 0) {
     support::throw_unsupported("page_size", config_.page_size, "0: kernels over pages are not tuned");
   }
   if (config_.varlen) support::throw_unsupported("varlen", "true", "false: packed batches are not tuned");

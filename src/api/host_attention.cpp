@@ -80,7 +80,7 @@ void HostAttention::forward(const ForwardCall& call, const VariantCall& variant)
   args.k_scale = call.k_scale;
   args.v_scale = call.v_scale;
   args.q_scale = call.q_scale;
-  if (config_.page_size > 0) {
+  if (config_.page_size != 0) {
     check_requests(config_, call.sequences, call.cache, call.shape, call.k.shape[0]);
     return reference::forward(args, call.sequences, call.cache, config_.zero_padding);
   }

@@ -74,7 +74,7 @@ std::vector<plan::KernelSpec> padding_specs(const AttentionConfig& config, plan:
 plan::PackedArgs packed_args(const AttentionConfig& config, const PackedSequences& sequences,
                              const DropoutState& dropout, const PagedCache& cache) noexcept {
   plan::PackedArgs args;
-  if (config.page_size > 0) {
+  if (config.page_size != 0) {
     args.paged.table = static_cast<const std::int32_t*>(cache.block_table.data);
     args.paged.batch_index = cache.batch_index;
     args.paged.begin = cache.seq_begin;
@@ -82,7 +82,7 @@ plan::PackedArgs packed_args(const AttentionConfig& config, const PackedSequence
     args.paged.stride_page = cache.block_table.strides[1];
     args.paged.rows = static_cast<std::int32_t>(cache.block_table.shape[0]);
   }
-  if (config.varlen || config.page_size > 0) {
+  if (config.varlen || config.page_size != 0) {
     args.sequences.cu_q = sequences.cu_seqlens_q;
     args.sequences.cu_kv = sequences.cu_seqlens_kv;
     args.sequences.used_q = sequences.seqused_q;

@@ -37,11 +37,35 @@ std::int32_t table_entry(const TensorView& table, std::int64_t row, std::int64_t
   return entries[row * table.strides[0] + page * table.strides[1]];
 }
 
+/// Requests have as many keys as the cache, or max_s_kv, leaves room for.
+void set_longest(const PackedSequences& sequences, std::int64_t positions, AttentionShape& shape) {
+  const std::int64_t longest = sequences.max_s_kv;
+  if (longest < 0 || longest > kMaxLength) {
+    throw_invalid("sequences.max_s_kv", longest, fmt::format("0 to {}", kMaxLength));
+  }
+  shape.s_kv = longest == 0 ? positions : std::min(longest, positions);
+}
+
+/// The same of a contiguous cache of `rows`.
+void set_contiguous(const PagedCache& cache, std::int64_t rows, const PackedSequences& sequences,
+                    AttentionShape& shape) {
+  if (cache.block_table.defined()) {
+    throw_invalid("cache.block_table", "given", "none of a contiguous cache");
+  }
+  const bool indexed = cache.batch_index != nullptr;
+  if (sequences.b != 0 && (indexed ? rows == 0 : rows != sequences.b)) {
+    throw_invalid("k", fmt::format("{} rows of a cache", rows),
+                  indexed ? std::string("a row") : fmt::format("b = {} without cache.batch_index", sequences.b));
+  }
+  set_longest(sequences, shape.s_kv, shape);
+}
+
 }  // namespace
 
 void validate_pages(const AttentionConfig& config) {
-  if (config.page_size < 0 || config.page_size > kMaxLength) {
-    throw_invalid("page_size", config.page_size, fmt::format("0 to {}", kMaxLength));
+  if (config.page_size < kContiguous || config.page_size > kMaxLength) {
+    throw_invalid("page_size", config.page_size,
+                  fmt::format("0 to {}, or {} for a contiguous cache", kMaxLength, kContiguous));
   }
   if (config.page_size == 0) return;
   if (config.causal_align != CausalAlign::bottom_right) {
@@ -51,7 +75,7 @@ void validate_pages(const AttentionConfig& config) {
   if (config.dropout > 0) throw_invalid("dropout", config.dropout, "0 with a page_size");
 }
 
-void set_paged(const AttentionConfig& config, const PagedCache& cache, PackedSequences& sequences,
+void set_paged(const AttentionConfig& config, const PagedCache& cache, std::int64_t rows, PackedSequences& sequences,
                AttentionShape& shape) {
   const TensorView& table = cache.block_table;
   if (config.page_size == 0) {
@@ -70,11 +94,12 @@ void set_paged(const AttentionConfig& config, const PagedCache& cache, PackedSeq
     }
   }
   if (sequences.cu_seqlens_kv != nullptr) {
-    throw_invalid("cu_seqlens_kv", "given", "none over pages: seqused_kv has the lengths");
+    throw_invalid("cu_seqlens_kv", "given", "none of a KV cache: seqused_kv has the lengths");
   }
   check_array("seqused_kv", sequences.seqused_kv, sequences.b != 0);
   check_array("cache.batch_index", cache.batch_index, false);
   check_array("cache.seq_begin", cache.seq_begin, false);
+  if (config.page_size == kContiguous) return set_contiguous(cache, rows, sequences, shape);
   if (!table.defined()) throw_invalid("cache.block_table", "nothing", "a tensor [b, max_pages] of i32");
   check_memory("cache.block_table", table);
   if (table.dtype != DType::i32) throw_invalid("cache.block_table", to_string(table.dtype), "dtype i32");
@@ -88,24 +113,25 @@ void set_paged(const AttentionConfig& config, const PagedCache& cache, PackedSeq
   }
   const std::int64_t positions =
       table.shape[1] > kMaxLength / config.page_size ? kMaxLength : table.shape[1] * config.page_size;
-  const std::int64_t longest = sequences.max_s_kv;
-  if (longest < 0 || longest > kMaxLength) {
-    throw_invalid("sequences.max_s_kv", longest, fmt::format("0 to {}", kMaxLength));
-  }
-  shape.s_kv = longest == 0 ? positions : std::min(longest, positions);
+  set_longest(sequences, positions, shape);
 }
 
 void check_requests(const AttentionConfig& config, const PackedSequences& sequences, const PagedCache& cache,
                     const AttentionShape& shape, std::int64_t pages) {
   if (config.varlen) check_rows(sequences, shape);
   const TensorView& table = cache.block_table;
+  const bool contiguous = config.page_size == kContiguous;
   for (std::int64_t i = 0; i < sequences.b; ++i) {
     const std::int64_t keys = sequences.seqused_kv[i];
-    check_element("seqused_kv", i, keys, shape.s_kv, "what a row of the block table and max_s_kv leave room for");
+    check_element("seqused_kv", i, keys, shape.s_kv,
+                  contiguous ? "what a row of the cache and max_s_kv leave room for"
+                             : "what a row of the block table and max_s_kv leave room for");
     const std::int64_t begin = cache.seq_begin == nullptr ? 0 : cache.seq_begin[i];
     check_element("cache.seq_begin", i, begin, keys, "the length of the request");
     const std::int64_t row = cache.batch_index == nullptr ? i : cache.batch_index[i];
-    check_element("cache.batch_index", i, row, table.shape[0] - 1, "a row of the block table");
+    check_element("cache.batch_index", i, row, (contiguous ? pages : table.shape[0]) - 1,
+                  contiguous ? "a row of the cache" : "a row of the block table");
+    if (contiguous) continue;
     const std::int64_t rows = rows_of_request(config, sequences, shape, i);
     const std::int64_t first = first_seen(config, rows, keys, begin);
     if (rows == 0 || first >= keys) continue;

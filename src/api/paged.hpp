@@ -13,11 +13,12 @@ namespace fa::api {
 void validate_pages(const AttentionConfig& config);
 
 /// Holds the cache of a call, whose `shape` has the axes of q, to its configuration and `sequences`, where it fills in
-/// b. Tells `shape` how many keys a request may have. Throws fa::Error(invalid_argument).
-void set_paged(const AttentionConfig& config, const PagedCache& cache, PackedSequences& sequences,
+/// b. Tells `shape` how many keys a request may have. `rows`: of a contiguous cache. Throws
+/// fa::Error(invalid_argument).
+void set_paged(const AttentionConfig& config, const PagedCache& cache, std::int64_t rows, PackedSequences& sequences,
                AttentionShape& shape);
 
-/// The lengths and tables of a call over pages, in memory of the host: throws fa::Error(invalid_argument) naming the
+/// The lengths and tables of a call over a KV cache of so many pages, or rows, in memory of the host: throws fa::Error(invalid_argument) naming the
 /// first that does not fit.
 void check_requests(const AttentionConfig& config, const PackedSequences& sequences, const PagedCache& cache,
                     const AttentionShape& shape, std::int64_t pages);

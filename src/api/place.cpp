@@ -103,7 +103,7 @@ void check_in_memory(const AttentionShape& shape, const ShardPlace& place) {
 void check_has_places(const AttentionConfig& config) {
   constexpr std::string_view kNone = "no place but the default with it";
   if (config.varlen) throw_unsupported("varlen", "true", kNone);
-  if (config.page_size > 0) throw_unsupported("page_size", config.page_size, kNone);
+  if (config.page_size != 0) throw_unsupported("page_size", config.page_size, kNone);
   if (config.invariance != Invariance::none) throw_unsupported("invariance", to_string(config.invariance), kNone);
 }
 

@@ -19,7 +19,7 @@ constexpr std::uintptr_t kAlignment = 256;
 }  // namespace
 
 ScheduleCall check_schedule(const AttentionConfig& config, const ScheduleInputs& inputs) {
-  if (config.page_size == 0) throw_invalid("page_size", 0, "1 or more: schedules are of calls over pages");
+  if (config.page_size == 0) throw_invalid("page_size", 0, "another: schedules are of calls over a KV cache");
   ScheduleCall call;
   call.shape = checked(config, inputs.limits);
   call.sequences = inputs.sequences;
@@ -36,7 +36,7 @@ ScheduleCall check_schedule(const AttentionConfig& config, const ScheduleInputs&
   check_array("cu_seqlens_q", sequences.cu_seqlens_q, !call.empty && config.varlen);
   check_array("seqused_q", sequences.seqused_q, false);
   if (sequences.cu_seqlens_kv != nullptr) {
-    throw_invalid("cu_seqlens_kv", "given", "none over pages: seqused_kv has the lengths");
+    throw_invalid("cu_seqlens_kv", "given", "none of a KV cache: seqused_kv has the lengths");
   }
   if (config.varlen) return call;
   for (const auto& [name, array] :
@@ -47,7 +47,7 @@ ScheduleCall check_schedule(const AttentionConfig& config, const ScheduleInputs&
 }
 
 void check_takes_schedules(const AttentionConfig& config, const Schedule& schedule) {
-  if (schedule.data == nullptr || config.page_size > 0) return;
+  if (schedule.data == nullptr || config.page_size != 0) return;
   throw_invalid("schedule", "given", "none without AttentionConfig::page_size");
 }
 

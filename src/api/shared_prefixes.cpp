@@ -70,7 +70,7 @@ void check_functions(const AttentionConfig& config, const Functions& functions) 
 /// What the rows of a group see of its prefix: they stand behind all of it. Windows and chunks are a mask by the rows'
 /// positions.
 AttentionConfig config_of_levels(const AttentionConfig& config, const Functions& functions) {
-  if (config.page_size == 0) throw_invalid("prefixes", "given", "none without AttentionConfig::page_size");
+  if (config.page_size <= 0) throw_invalid("prefixes", "given", "none without pages (AttentionConfig::page_size)");
   if (config.k_dtype || config.v_dtype) {
     support::throw_unsupported("k_dtype", "given", "none, nor a v_dtype, with shared prefixes");
   }

@@ -61,7 +61,7 @@ TuneSources tune_sources(const AttentionConfig& config, Operation op) {
   if (wants_debug_kernels(config)) return {};
   // What a packed batch, or a cache in pages, holds, only the device knows; and no table has kernels with dropout, or
   // with variants, whose captures a contest would have to invent.
-  if (config.varlen || config.page_size > 0 || config.dropout > 0 || !is_plain(config)) return {};
+  if (config.varlen || config.page_size != 0 || config.dropout > 0 || !is_plain(config)) return {};
   if (config.invariance != Invariance::none && op == Operation::forward) return {};  // bits would be the tuner's
   if (config.accumulate && op == Operation::forward) return {};                      // nor any that add to a state
   if (config.k_dtype || config.v_dtype || size_of(config.dtype) == 1) return {};     // nor any over 8 bits

@@ -154,7 +154,7 @@ TensorView checked_statistic(const char* name, const AttentionConfig& config, co
 /// Turns the shape of packed tensors, one batch entry of all rows, into that of the batch.
 void set_packed(const AttentionConfig& config, const PackedSequences& sequences, AttentionShape& shape) {
   if (!config.varlen) {
-    if (config.page_size > 0) return;
+    if (config.page_size != 0) return;
     const bool given = sequences.b != 0 || sequences.cu_seqlens_q != nullptr || sequences.cu_seqlens_kv != nullptr ||
                        sequences.seqused_q != nullptr || sequences.seqused_kv != nullptr;
     if (given) throw_invalid("sequences", "given", "none without AttentionConfig::varlen or page_size");
@@ -227,12 +227,18 @@ struct Axes {
     check_shape(name, view, {shape.b, shape.h_q, shape.s_q, d_qk}, "[b, h_q, s_q, head_dim]");
   }
   void check_k(std::string_view name, const TensorView& view) const {
+    if (page_size == kContiguous) {
+      return check_shape(name, view, {pages, shape.h_kv, shape.s_kv, stored_d_qk}, "[rows, h_kv, s_max, head_dim]");
+    }
     if (page_size > 0) {
       return check_shape(name, view, {pages, shape.h_kv, page_size, stored_d_qk}, "[pages, h_kv, page_size, head_dim]");
     }
     check_shape(name, view, {shape.b, shape.h_kv, shape.s_kv, stored_d_qk}, "[b, h_kv, s_kv, head_dim]");
   }
   void check_v(std::string_view name, const TensorView& view) const {
+    if (page_size == kContiguous) {
+      return check_shape(name, view, {pages, shape.h_kv, shape.s_kv, stored_d_v}, "[rows, h_kv, s_max, head_dim_v]");
+    }
     if (page_size > 0) {
       return check_shape(name, view, {pages, shape.h_kv, page_size, stored_d_v},
                          "[pages, h_kv, page_size, head_dim_v]");
@@ -313,7 +319,7 @@ AttentionShape checked(const AttentionConfig& config, const AttentionShape& shap
     check_size("s_q", result.s_q);
     check_size("s_kv", result.s_kv);
     if (result.total_q == 0) result.total_q = result.b * result.s_q;
-    if (config.page_size > 0) {
+    if (config.page_size != 0) {
       result.total_kv = 0;
     } else if (result.total_kv == 0) {
       result.total_kv = result.b * result.s_kv;
@@ -419,7 +425,7 @@ AttentionState check_state(const AttentionConfig& config, const StateNames& name
 
 ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& inputs, const ForwardOutputs& outputs) {
   ForwardCall call;
-  const bool paged = config.page_size > 0;
+  const bool paged = config.page_size != 0;
   call.q = checked_tensor("q", inputs.q, config);
   call.k = checked_tensor("k", inputs.k, config, paged, false, config.k_dtype);
   call.v = config.value_in_key > 0 ? value_in_key(config, inputs.v, call.k)
@@ -449,7 +455,7 @@ ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& in
     call.v_scale = check_scale(config, config.v_dtype, "v_scale", inputs.v_scale, "v", call.v);
   }
   shape.aligned = rows_aligned(call.q) && rows_aligned(call.k) && rows_aligned(call.v) && rows_aligned(call.o);
-  set_paged(config, call.cache, call.sequences, shape);
+  set_paged(config, call.cache, call.k.shape[0], call.sequences, shape);
   set_packed(config, call.sequences, shape);
   if (paged) check_sizes(shape);
   call.empty = shape.b == 0 || shape.h_q == 0 || shape.s_q == 0;

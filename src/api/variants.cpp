@@ -140,7 +140,7 @@ void check_names(const Captures& given, const std::vector<expression::Capture>& 
 expression::Lengths lengths_of(const AttentionConfig& config, const AttentionShape& shape,
                                const std::optional<ShardPlace>& place) {
   if (place) return {place->whole_b, place->whole_h_q, place->whole_s_q, place->whole_s_kv};
-  return {shape.b, shape.h_q, shape.s_q, shape.s_kv, config.varlen || config.page_size > 0};
+  return {shape.b, shape.h_q, shape.s_q, shape.s_kv, config.varlen || config.page_size != 0};
 }
 
 /// The gradient that outputs give for a capture, held to the shape of the capture.

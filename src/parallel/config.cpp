@@ -47,7 +47,7 @@ std::int64_t window_of(std::int64_t given) {
 
 void check_served(const AttentionConfig& config) {
   const std::string kNone = "with context parallelism";
-  if (config.page_size > 0) throw_unsupported("page_size", std::to_string(config.page_size), "0 " + kNone);
+  if (config.page_size != 0) throw_unsupported("page_size", std::to_string(config.page_size), "0 " + kNone);
   if (config.accumulate) throw_unsupported("accumulate", "true", "false " + kNone);
   if (config.value_in_key > 0) throw_unsupported("value_in_key", std::to_string(config.value_in_key), "0 " + kNone);
   if (config.k_dtype || config.v_dtype) {

@@ -167,7 +167,8 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
   }
   if (choice.splits > 1) {
     const std::int64_t rows = std::int64_t{params.b} * params.h_q * params.s_q;
-    call.add(Role::combine, ceil_div(rows, kernels[Role::combine].warps), &params);
+    const KernelSpec& combine = kernels[Role::combine];
+    call.add(Role::combine, ceil_div(rows, combine.warps), &params, may_start_early(combine));
   }
   call.put_places(problem, kernels);
 }

@@ -32,6 +32,7 @@ struct Field {
   Shown shown = Shown::always;
   Place place = Place::numbers;
   int unset = 1;              ///< a number that stands for none, as do those below
+  bool or_negative = false;   ///< those below 0 do not
   bool own = false;           ///< of this kernel's own struct
   std::string_view constant;  ///< of Config: "kTileM"; empty: it is no part of the unit
   std::string_view comment;   ///< behind its line
@@ -56,6 +57,12 @@ struct Field {
     field.unset = 0;
     return field;
   }
+  /// Likewise, or a negative one.
+  constexpr Field when_not_0() const {
+    Field field = when_above_0();
+    field.or_negative = true;
+    return field;
+  }
   constexpr Field at(Place where) const {
     Field field = *this;
     field.place = where;
@@ -75,7 +82,10 @@ struct Field {
     return field;
   }
 
-  bool is_set(const KernelSpec& spec) const { return get(spec) > (kind == Kind::number ? unset : 0); }
+  bool is_set(const KernelSpec& spec) const {
+    const int value = get(spec);
+    return value > (kind == Kind::number ? unset : 0) || (or_negative && value < 0);
+  }
 };
 
 namespace detail {

@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 
 #include "plan/catalogue.hpp"
 #include "plan/fixed_splits.hpp"
@@ -180,6 +179,7 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
   if (problem.paged()) {
     params.paged = packed.paged;
     params.paged.pages = static_cast<int>(tensors.k.shape[0]);
+    if (problem.contiguous()) params.paged.rows = params.paged.pages;
     if (spec.kernel().tensor_maps) params.paged.heads_a_page = static_cast<int>(heads_a_page(tensors.k));
   }
   const bool by_parts = spec.scheduled() || spec.own_parts();
@@ -263,8 +263,8 @@ Sm90ForwardMaps sm90_forward_maps(const ForwardTensors& tensors, const KernelSpe
   Sm90ForwardMaps maps;
   maps.q = query_map(tensors.q, h_kv, heads, rows / heads);
   maps.o = spec.varlen ? bounded_map(tensors.o, kWarpRows) : query_map(tensors.o, h_kv, 1, kWarpRows);
-  if (spec.page_size > 0) {
-    const int box = std::gcd(spec.page_size, spec.tile_n);
+  if (spec.page_size != 0) {
+    const int box = rows_together(spec.page_size, spec.tile_n);
     maps.k = page_map(tensors.k, box);
     maps.v = page_map(tensors.v, box);
     return maps;

@@ -80,7 +80,7 @@ struct SpecHead {
   bool without_dv = false;  ///< likewise dV
   bool varlen = false;      ///< of packed batches: lengths come from the device
   bool dropout = false;     ///< drops elements of P
-  int page_size = 0;        ///< keys of a page that k and v are in; 0: they are plain tensors
+  int page_size = 0;        ///< keys of a page that k and v are in, or kContiguous; 0: plain tensors
   bool accumulate = false;  ///< adds to the state that o and lse hold
   bool bounded = false;     ///< of no more blocks than the call may take multiprocessors: these go on from tile to tile
   bool place_in_memory = false;  ///< where the call stands in a larger attention, kernels read

@@ -27,8 +27,9 @@ struct Problem {
   bool tensor_maps = true;  ///< the copy engine can describe q, k, v and o (sm90_forward_describable)
   bool varlen = false;      ///< a packed batch: b sequences whose lengths the device knows; s_q and s_kv bound them
   bool dropout = false;     ///< some of P is dropped
-  int page_size = 0;        ///< keys of a page: the device knows how many keys a request has, s_kv bounds them; 0: none
-  bool given_schedule = false;  ///< of a call over pages: it brings a schedule
+  /// Keys of a page, or kContiguous: the device knows how many keys a request has, s_kv bounds them. 0: plain tensors.
+  int page_size = 0;
+  bool given_schedule = false;  ///< of a call over a KV cache: it brings a schedule
   bool accumulate = false;      ///< a forward adds to the state that o and lse hold
   bool value_in_key = false;    ///< v is a view of the first d_v columns of k
   DType k_dtype = DType::bf16;  ///< of a forward: e4m3, i8 or u4x2, that K is stored as; any other: it is of dtype
@@ -78,7 +79,9 @@ struct Problem {
     return place_in_memory && (causal || masked);
   }
 
-  bool paged() const noexcept { return page_size > 0; }
+  /// Whether K and V are a KV cache, in pages or contiguous.
+  bool paged() const noexcept { return page_size != 0; }
+  bool contiguous() const noexcept { return page_size < 0; }
   /// Whether the device alone knows how many rows, or keys, a batch entry has.
   bool ragged() const noexcept { return varlen || paged(); }
 

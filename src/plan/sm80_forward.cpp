@@ -39,8 +39,10 @@ constexpr int kMaxTileM = 1024;
 constexpr std::int64_t kFewRows = 16;   // of a tile of one mma's
 constexpr std::int64_t kOwnSlots = 32;  // a lane each
 constexpr std::int64_t kFewestTiles = 16;
-constexpr std::int64_t kFewTiles = 132;  // as many as a Hopper GPU has multiprocessors
-constexpr int kDeepShared = 200 * 1024;  // of a multiprocessor, where two blocks of three buffers fit
+constexpr std::int64_t kDeepestTiles = 16;   // KV tiles of a part, at most: beyond, two blocks hide more than a buffer
+constexpr std::int64_t kKeysOfFewRows = 64;  // of a KV tile
+constexpr std::int64_t kFewTiles = 132;      // as many as a Hopper GPU has multiprocessors
+constexpr int kDeepShared = 200 * 1024;      // of a multiprocessor, where two blocks of three buffers fit
 
 /// Tiles that differ in tile_n only.
 struct TileFamily {
@@ -453,7 +455,9 @@ int sm80_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choi
     choice.few_rows = choice.short_query && (few || choice.own_parts) ? 2 : 0;
     const std::int64_t heads = problem.b * (choice.pack_gqa ? problem.h_kv : problem.h_q);
     const bool of_16_bits = problem.dtype != DType::f32 && !problem.stored();
-    if (choice.few_rows > 0 && choice.own_parts && problem.paged() && of_16_bits && heads <= kFewestTiles)
+    const bool few_heads = choice.few_rows > 0 && choice.own_parts && problem.paged() && heads <= kFewestTiles;
+    // Parts of more KV tiles are better off with two blocks that take turns.
+    if (few_heads && of_16_bits && heads * visible_keys(problem) <= kDeepestTiles * kKeysOfFewRows * kFewTiles)
       choice.few_rows = 3;
     return choice.few_rows > 0 ? 16 : choice.short_query ? 64 : 128;
   }

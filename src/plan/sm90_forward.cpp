@@ -1,5 +1,6 @@
 #include "plan/sm90_forward.hpp"
 #include "plan/mask_tiles.hpp"
+#include "plan/tensor_map.hpp"
 
 #include <fmt/format.h>
 
@@ -32,6 +33,7 @@ constexpr int kExactMaxHeadDim = 112;
 constexpr std::size_t kMaxSpecs = 4;
 constexpr int kBoxRows = 8;     // of a box of a page, at least: whole rows of the swizzle
 constexpr int kMostBoxes = 32;  // of a KV tile: a lane copies each
+constexpr std::int64_t kMostBoxRows = 256;
 
 struct Tile {
   int tile_m, tile_n, stages, q_buffers;
@@ -126,7 +128,7 @@ sm90::ForwardShape shape_of(const KernelSpec& spec) {
           .q_buffers = own.q_buffers,
           .pack_gqa = spec.pack_gqa,
           .split = spec.split,
-          .varlen = spec.varlen || spec.page_size > 0,
+          .varlen = spec.varlen || spec.page_size != 0,
           .dropout = spec.dropout,
           .affine_product = own.affine_product,
           .dynamic = own.dynamic,
@@ -254,7 +256,8 @@ const char* sm90_forward_misfit(const Problem& problem) noexcept {
   if (std::max(problem.d_qk, problem.d_v) > kMaxHeadDim) return "sm90 with head dims up to 256";
   if (problem.stored()) return "sm90 with K and V of the queries' dtype";
   if (problem.fixed_rows()) return "sm90 with invariance none, or batch without varlen and page_size";
-  if (problem.page_size % kBoxRows != 0) return "sm90 with a page_size that is a multiple of 8";
+  if (!problem.contiguous() && problem.page_size % kBoxRows != 0)
+    return "sm90 with a page_size that is a multiple of 8";
   const bool chunked = problem.variants != nullptr && problem.variants->chunked;
   if (problem.paged() && chunked) return "sm90 with page_size 0, or without chunks";
   if (problem.paged() && problem.accumulate) return "sm90 with page_size 0, or without accumulate";
@@ -269,7 +272,8 @@ const char* sm90_copy_obstacle(const Problem& problem) noexcept {
   }
   // The first and the last key that are needed may not be in one box.
   const bool windowed = problem.variants != nullptr && problem.variants->left_window;
-  if (problem.paged() && windowed && problem.window_left < problem.page_size) return "a window is shorter than a page";
+  const std::int64_t longest_box = problem.contiguous() ? kMostBoxRows : problem.page_size;
+  if (problem.paged() && windowed && problem.window_left < longest_box) return "a window is shorter than a page";
   if (problem.s_kv == 0) return "there are no keys";
   if (problem.b == 0 || problem.h_q == 0 || problem.h_kv == 0 || problem.s_q == 0) return "there are no rows";
   return nullptr;
@@ -382,7 +386,7 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
     return "affine_product = true: not of this kernel";
   if (spec.as<Sm90Forward>().affine_reach && !may_add_affine(spec)) return "affine_reach = true: not of this kernel";
   if (spec.as<Sm90Forward>().exact_max &&
-      (spec.dropout || spec.varlen || spec.page_size > 0 || !keeps_scores(spec.variants))) {
+      (spec.dropout || spec.varlen || spec.page_size != 0 || !keeps_scores(spec.variants))) {
     return "exact_max = true: not with dropout, packed batches, functions, windows or chunks";
   }
   if (spec.dropout && consumers(spec) > 2) {
@@ -405,8 +409,8 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
     return fmt::format("tile_m = {}, tile_n = {} hold {} registers of fragments a thread; at most {} fit", spec.tile_m,
                        spec.tile_n, registers, offered);
   }
-  if (spec.page_size > 0) {
-    const int box = std::gcd(spec.page_size, spec.tile_n);
+  if (spec.page_size != 0) {
+    const int box = rows_together(spec.page_size, spec.tile_n);
     if (box % kBoxRows != 0 || spec.tile_n / box > kMostBoxes || spec.variants.chunked) {
       return fmt::format("page_size = {}: accepted are multiples of 8, without chunks", spec.page_size);
     }

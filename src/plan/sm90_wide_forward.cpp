@@ -65,7 +65,8 @@ const char* sm90_wide_forward_misfit(const Problem& problem) noexcept {
   if (problem.d_qk > kMostHeadDimQk || problem.d_v > kMostHeadDimV) return "sm90_wide with head dims up to 576 and 512";
   if (problem.stored()) return "sm90_wide with K and V of the queries' dtype";
   if (problem.fixed_rows()) return "sm90_wide with invariance none, or batch without varlen and page_size";
-  if (problem.page_size % kBoxRows != 0) return "sm90_wide with a page_size that is a multiple of 8";
+  if (!problem.contiguous() && problem.page_size % kBoxRows != 0)
+    return "sm90_wide with a page_size that is a multiple of 8";
   if (problem.dropout) return "sm90_wide without dropout";
   if (problem.accumulate) return "sm90_wide without accumulate";
   if (problem.variants == nullptr) return nullptr;
@@ -101,7 +102,7 @@ std::string sm90_wide_forward_refusal(const KernelSpec& spec) {
     return fmt::format("stages = {} need {} bytes of shared memory; {} offers {}", spec.stages, shared,
                        to_string(spec.arch), shared_limit);
   }
-  if (spec.page_size % kBoxRows != 0 || (spec.page_size > 0 && spec.variants.chunked)) {
+  if ((spec.page_size > 0 && spec.page_size % kBoxRows != 0) || (spec.page_size != 0 && spec.variants.chunked)) {
     return fmt::format("page_size = {}: accepted are multiples of 8, without chunks", spec.page_size);
   }
   if (!spec.variants.mask.empty() || !spec.variants.captures.empty()) {

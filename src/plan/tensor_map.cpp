@@ -1,6 +1,7 @@
 #include "plan/tensor_map.hpp"
 
 #include <limits>
+#include <numeric>
 
 #include <sm90/sm90_forward_params.cuh>
 
@@ -57,6 +58,10 @@ TensorMapSpec bounded_map(const TensorView& view, int rows) noexcept {
   add_axis(map, kernel::kBoundedRows + std::int64_t{1}, stride, 1);
   add_axis(map, kernel::kBoundedRows + std::int64_t{1}, kernel::kBoundedStep / element - stride, 1);
   return map;
+}
+
+int rows_together(int page_size, int tile_n) noexcept {
+  return page_size > 0 ? std::gcd(page_size, tile_n) : tile_n;
 }
 
 std::int64_t heads_a_page(const TensorView& pool) noexcept {

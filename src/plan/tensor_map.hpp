@@ -29,6 +29,9 @@ TensorMapSpec bounded_map(const TensorView& view, int rows) noexcept;
 /// The same of a pool [pages, h, page, d], whose axis of heads goes on over the pages.
 TensorMapSpec page_map(const TensorView& pool, int rows) noexcept;
 
+/// Rows of a KV tile of a cache that are copied together: of one page.
+int rows_together(int page_size, int tile_n) noexcept;
+
 /// From page to page, in steps of that axis; 0 where the distance is no whole number of heads or leaves 32 bits.
 std::int64_t heads_a_page(const TensorView& pool) noexcept;
 

@@ -160,7 +160,7 @@ class Forward {
   }
 
   std::int64_t key_offset(const TensorView& keys, std::int64_t b, std::int64_t h, std::int64_t j) const {
-    if (a_.paged.entries == nullptr) return row_offset(keys, b, h, j);
+    if (a_.paged.entries == nullptr) return row_offset(keys, a_.paged.row >= 0 ? a_.paged.row : b, h, j);
     const std::int64_t page_size = keys.shape[2];
     return row_offset(keys, a_.paged.entries[j / page_size * a_.paged.stride], h, j % page_size);
   }
@@ -284,7 +284,7 @@ class Forward {
 }  // namespace
 
 void forward(const ForwardArgs& args) {
-  const bool paged = args.paged.entries != nullptr;
+  const bool paged = args.paged.given();
   Geometry geometry = Geometry::of(args.q, args.k, args.v, paged ? args.paged.s_kv : args.k.shape[2], args.causal,
                                    args.causal_align, args.variant);
   geometry.begin = args.paged.begin;

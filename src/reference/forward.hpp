@@ -11,19 +11,23 @@
 
 namespace fa::reference {
 
-/// The keys of a batch entry that are in pages: key j is row j % page of page entries[j / page * stride].
+/// The keys of a batch entry that are in pages: key j is row j % page of page entries[j / page * stride]. Or those of a
+/// contiguous cache: key j is row j of entry `row`.
 struct PagedKeys {
-  const std::int32_t* entries = nullptr;  ///< null: k and v are plain tensors
+  const std::int32_t* entries = nullptr;
+  std::int64_t row = -1;  ///< negative, and no entries: k and v are plain tensors
   std::int64_t stride = 0;
   std::int64_t s_kv = 0;
   std::int64_t begin = 0;  ///< keys before it are hidden from all rows, and not read
+
+  bool given() const noexcept { return entries != nullptr || row >= 0; }
 };
 
 /// One forward call on host memory. Every tensor has rank 4 (lse: 3), any dtype, alignment and int64 strides; shapes
 /// agree and h_kv divides h_q, which the caller has checked.
 struct ForwardArgs {
   TensorView q;    ///< [b, h_q, s_q, d_qk]
-  TensorView k;    ///< [b, h_kv, s_kv, d_qk], or pages [pages, h_kv, page, d_qk]
+  TensorView k;    ///< [b, h_kv, s_kv, d_qk], or pages [pages, h_kv, page, d_qk], or [rows, h_kv, s_max, d_qk]
   TensorView v;    ///< [b, h_kv, s_kv, d_v], or pages
   TensorView o;    ///< [b, h_q, s_q, d_v]
   TensorView lse;  ///< [b, h_q, s_q], f32 or f64; optional

@@ -23,10 +23,14 @@ PagedKeys keys_of(const PackedSequences& sequences, const PagedCache& cache, std
   const TensorView& table = cache.block_table;
   const std::int64_t row = cache.batch_index == nullptr ? i : cache.batch_index[i];
   PagedKeys keys;
-  keys.entries = table.elements() == 0 ? &kNone : static_cast<const std::int32_t*>(table.data) + row * table.strides[0];
-  keys.stride = table.strides[1];
   keys.s_kv = sequences.seqused_kv[i];
   keys.begin = cache.seq_begin == nullptr ? 0 : cache.seq_begin[i];
+  if (!table.defined()) {
+    keys.row = row;
+    return keys;
+  }
+  keys.entries = table.elements() == 0 ? &kNone : static_cast<const std::int32_t*>(table.data) + row * table.strides[0];
+  keys.stride = table.strides[1];
   return keys;
 }
 

@@ -8,7 +8,8 @@
 
 namespace fa::reference {
 
-/// The call of forward.hpp over pages: k and v are [pages, h_kv, page, d], the other tensors [b, h, s, d], or with
+/// The call of forward.hpp over a KV cache: k and v are pages [pages, h_kv, page, d], or without a block table
+/// [rows, h_kv, s_max, d]. The other tensors [b, h, s, d], or with
 /// cu_seqlens_q packed as in packed.hpp. Lengths and table were checked. What no row sees is not read.
 void forward(const ForwardArgs& args, const PackedSequences& sequences, const PagedCache& cache, bool clear);
 

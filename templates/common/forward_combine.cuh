@@ -6,7 +6,9 @@
 #include <common/forward_params.cuh>
 #include <common/log_sum.cuh>
 #include <common/partial_merge.cuh>
+#include <common/switches.cuh>
 #include <common/variant.cuh>
+#include <ptx/griddepcontrol.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>
@@ -27,7 +29,7 @@ FA_DEVICE int64_t offset_of_row(const Params& params, int64_t row, int64_t strid
 ///
 /// With kAccumulate, what o and lse hold already is another one.
 ///
-/// Config: Element, kHeadDimV, kWarps, Variant and kAccumulate (optional).
+/// Config: Element, kHeadDimV, kWarps; optionally Variant, kAccumulate and kOverlaps.
 template <class Config>
 FA_DEVICE void forward_combine(const ForwardParamsOf<Config>& params) {
   using T = typename Config::Element;
@@ -35,6 +37,7 @@ FA_DEVICE void forward_combine(const ForwardParamsOf<Config>& params) {
   const int64_t row = static_cast<int64_t>(ptx::block_index()) * Config::kWarps + ptx::thread_index() / kWarpSize;
   const int lane = ptx::thread_index() % kWarpSize;
   if (row >= rows) return;
+  if constexpr (kOverlaps<Config>) ptx::griddepcontrol_wait();  // for the partial results
 
   PartialMerge<Config::kHeadDimV> merge;
   const auto index = [&](int i) { return i * rows + row; };

@@ -9,6 +9,10 @@
 
 namespace fa::kernel {
 
+/// The page size of a KV cache that is not in pages: each of its rows [rows, h_kv, s_max, d] has all positions of a
+/// request, and takes the place of a page.
+inline constexpr int kContiguous = -1;
+
 /// The greatest number that divides both.
 FA_DEVICE constexpr int common_divisor(int a, int b) {
   while (b != 0) {
@@ -46,7 +50,7 @@ FA_DEVICE Request request_of(const ForwardParams& params, int batch) {
   return request;
 }
 
-/// The row of the block table that request `batch` has.
+/// The row of the block table, or of a contiguous cache, that request `batch` has.
 FA_DEVICE int table_row_of(const PagedParams& paged, int batch) {
   int row = batch;
   if (paged.batch_index != nullptr) row = clamp(ptx::ld_global(paged.batch_index + batch), 0, paged.rows - 1);
@@ -76,6 +80,32 @@ struct PagedKeys {
     return key >= begin && key < end && static_cast<uint32_t>(page) < static_cast<uint32_t>(paged.pages);
   }
 };
+
+/// Those of a contiguous cache, whose row is the page of all of them.
+template <>
+struct PagedKeys<kContiguous> {
+  int row;
+  int begin;
+  int end;
+
+  static FA_DEVICE int row_in_page(int key) { return key; }
+  FA_DEVICE int page_of(int) const { return row; }
+  FA_DEVICE bool has(int key, int page) const { return page >= 0 && begin <= key && key < end; }
+};
+
+/// The positions from `begin` to before `end` of the request that has row `row`.
+template <int kPageSize>
+FA_DEVICE PagedKeys<kPageSize> keys_in_cache(const PagedParams& paged, int row, int begin, int end) {
+  if constexpr (kPageSize == kContiguous) {
+    return {row, begin, end};
+  } else {
+    return {paged, paged.table + row * paged.stride_row, begin, end};
+  }
+}
+
+/// Rows of a KV tile that are copied together: they are sure to be in one page.
+template <int kPageSize, int kTileN>
+inline constexpr int kRowsTogether = kPageSize > 0 ? common_divisor(kPageSize, kTileN) : kTileN;
 
 }  // namespace fa::kernel
 

@@ -51,7 +51,7 @@ struct ScheduleSlots {
   static constexpr int kTileM = Config::kTileM;
   static constexpr int kTileN = Config::kTileN;
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
-  static constexpr bool kPaged = !kOwnParts<Config> || kPageSize<Config> > 0;
+  static constexpr bool kPaged = !kOwnParts<Config> || kPageSize<Config> != 0;
 
   const Params& params;
   const int lane = ptx::thread_index() % kWarpSize;

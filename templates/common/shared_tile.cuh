@@ -52,6 +52,17 @@ struct TileCopy {
     }
   }
 
+  /// The same of the tile's rows from `begin` to before `end`; others become zero and are not read.
+  static FA_DEVICE void between(uint32_t tile, const T* pointer, int64_t stride, int begin, int end, int thread) {
+    const int row = thread / kLanes;
+    FA_UNROLL
+    for (int i = 0; i < ceil_div(kRows, kRowStep); ++i) {
+      const int valid_rows = row + i * kRowStep >= begin ? end - row : 0;
+      copy_row(tile + Tile::offset(row, 0), pointer, i, kRows - row, valid_rows, thread % kLanes);
+      pointer += kRowStep * stride;
+    }
+  }
+
   /// Rows wherever `row_pointer` says.
   template <class RowPointer>
   static FA_DEVICE void gathered(uint32_t tile, RowPointer row_pointer, int valid_rows, int thread) {

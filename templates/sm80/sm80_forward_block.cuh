@@ -38,9 +38,9 @@ struct ForwardBlock : ForwardTraits<Config> {
   using VCopy = typename Base::VCopy;
   using Base::kTileM, Base::kTileN, Base::kHeadDimV, Base::kStages, Base::kSplitWarps, Base::kWarpsN, Base::kWarpRows,
       Base::kWarpKeys, Base::kMTiles, Base::kGroups, Base::kOutColumns, Base::kWarpColumns, Base::kUnevenColumns,
-      Base::kVarlen, Base::kPageSize, Base::kPaged, Base::kScheduled, Base::kBounded, Base::kStoredKeys,
-      Base::kStoredValues, Base::kShares, Base::kTwoSided, Base::kLists, Base::kValueInKey, Base::kWarpQBytes,
-      Base::kQBytes, Base::kTileBytes;
+      Base::kVarlen, Base::kPageSize, Base::kPaged, Base::kContiguous, Base::kScheduled, Base::kBounded,
+      Base::kStoredKeys, Base::kStoredValues, Base::kShares, Base::kTwoSided, Base::kLists, Base::kValueInKey,
+      Base::kWarpQBytes, Base::kQBytes, Base::kTileBytes;
 
   const Params& params;
   // Of a scheduled block's pieces; of a bounded grid the round.
@@ -76,7 +76,7 @@ struct ForwardBlock : ForwardTraits<Config> {
   Fixed<Variant> fixed[kFixedTiles][kFixedHalves];
 
   // Over pages.
-  int table_row = 0;   // the request's row of the block table
+  int table_row = 0;   // the request's row of the block table, or of a contiguous cache
   int first_read = 0;  // keys before it are hidden from all rows
 
   FA_DEVICE explicit ForwardBlock(const Params& p, int i = 0)
@@ -171,7 +171,10 @@ struct ForwardBlock : ForwardTraits<Config> {
 
   FA_DEVICE void load_k(int n_block, int stage) const {
     const int first = kv_tile(n_block) * kTileN;
-    if constexpr (kPaged) {
+    if constexpr (kContiguous) {
+      load_rows<KCopy>(k_shared(stage), static_cast<const KElement*>(params.k), params.stride_k_b, params.stride_k_h,
+                       params.stride_k_s, first);
+    } else if constexpr (kPaged) {
       KCopy::template paged<kPageSize>(k_shared(stage), pool<KCopy, KElement>(params.k, params.stride_k_h),
                                        params.stride_k_b, params.stride_k_s, first, paged_keys(), thread);
     } else {
@@ -186,7 +189,10 @@ struct ForwardBlock : ForwardTraits<Config> {
   FA_DEVICE void load_v(int n_block, int stage) const {
     if constexpr (kValueInKey) return;
     const int first = kv_tile(n_block) * kTileN;
-    if constexpr (kPaged) {
+    if constexpr (kContiguous) {
+      load_rows<VCopy>(v_shared(stage), static_cast<const VElement*>(params.v), params.stride_v_b, params.stride_v_h,
+                       params.stride_v_s, first);
+    } else if constexpr (kPaged) {
       VCopy::template paged<kPageSize>(v_shared(stage), pool<VCopy, VElement>(params.v, params.stride_v_h),
                                        params.stride_v_b, params.stride_v_s, first, paged_keys(), thread);
     } else {
@@ -199,7 +205,16 @@ struct ForwardBlock : ForwardTraits<Config> {
   }
 
   FA_DEVICE PagedKeys<kPageSize> paged_keys() const {
-    return {params.paged, params.paged.table + table_row * params.paged.stride_row, first_read, lengths.s_kv};
+    return keys_in_cache<kPageSize>(params.paged, table_row, first_read, lengths.s_kv);
+  }
+
+  /// The keys from `first` on of the request's row of a contiguous cache [rows, h_kv, s_max, d].
+  template <class Copy, class Element>
+  FA_DEVICE void load_rows(uint32_t target, const Element* cache, int64_t stride_b, int64_t stride_h, int64_t stride_s,
+                           int first) const {
+    const Element* const base = cache + table_row * stride_b + rows.kv_head() * stride_h + first * stride_s;
+    const int begin = first_read - first, end = lengths.s_kv - first;
+    Copy::between(target, Copy::thread_pointer(base, stride_s, thread), stride_s, begin, end, thread);
   }
 
   /// Page 0 of the KV head, at this thread's first column. Derived in every step: no register is left to keep it in.

@@ -62,7 +62,8 @@ struct ForwardTraits {
   static constexpr bool kDropout = kernel::kDropout<Config>;
   static constexpr bool kAccumulate = kernel::kAccumulate<Config> && !Config::kSplit;  // splits join later
   static constexpr int kPageSize = kernel::kPageSize<Config>;
-  static constexpr bool kPaged = kPageSize > 0;
+  static constexpr bool kPaged = kPageSize != 0;
+  static constexpr bool kContiguous = kPageSize < 0;  // its rows have all positions of a request
   static constexpr bool kOwnParts = kernel::kOwnParts<Config>;
   static constexpr bool kScheduled = kernel::kScheduled<Config>;
   static constexpr bool kBounded = kernel::kBounded<Config>;  // blocks go on from tile to tile

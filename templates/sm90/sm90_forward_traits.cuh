@@ -56,7 +56,7 @@ struct ForwardTraits {
 
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr int kPageSize = kernel::kPageSize<Config>;
-  static constexpr bool kPaged = kPageSize > 0;
+  static constexpr bool kPaged = kPageSize != 0;
   static constexpr bool kRagged = kVarlen || kPaged;  // work descriptors carry the lengths of a batch entry
   static constexpr bool kDropout = kernel::kDropout<Config>;
   // Other warps make its random bits: consumers whose product reads P from registers would do so at half speed.
@@ -146,7 +146,7 @@ struct ForwardTraits {
   static_assert(kStages >= 2, "K runs a tile ahead of V");
   static_assert(!kRagged || !Config::kSplit, "batches of unknown lengths are not split");
   static_assert(!kPaged || !kDropout, "no dropout over pages");
-  static_assert(kPageSize % 8 == 0, "boxes of pages are whole rows of the swizzle");
+  static_assert(kPageSize < 0 || kPageSize % 8 == 0, "boxes of pages are whole rows of the swizzle");
   static_assert(!kPaged || !Variant::kChunked, "the first key of a chunk may be anywhere in a box");
 
   using QTile = SwizzledTile<kTileM, kHeadDimQk>;
@@ -215,7 +215,7 @@ struct ForwardTraits {
   using Sequence = typename kernel::Either<kernel::Sequence, Nothing, kRagged>::type;
 
   // A KV tile comes out of pages in boxes, each by a lane of the warp that loads.
-  static constexpr int kBoxRows = kPaged ? kernel::common_divisor(kPageSize, kTileN) : kTileN;
+  static constexpr int kBoxRows = kPaged ? kernel::kRowsTogether<kPageSize, kTileN> : kTileN;
   static constexpr int kBoxes = kTileN / kBoxRows;
   static_assert(kBoxes <= kWarpSize, "a lane a box");
   /// Where a query tile's keys are, for the warps that load them.

@@ -236,8 +236,8 @@ struct Probabilities : Scores<Traits> {
       const typename Base::Rows rows{params.group, query.tile.head};
       const int first = kernel::keys_begin<Variant>(params, query.sequence, rows.position(first_row_of(query.tile)));
       const int row = kernel::table_row_of(params.paged, query.tile.batch);
-      const kernel::PagedKeys<kPageSize> keys{params.paged, params.paged.table + row * params.paged.stride_row, first,
-                                              query.sequence.s_kv};
+      const kernel::PagedKeys<kPageSize> keys =
+          kernel::keys_in_cache<kPageSize>(params.paged, row, first, query.sequence.s_kv);
       const int position = kernel::clamp(kv_tile(cursor) * kTileN + key, first, query.sequence.s_kv - 1);
       const int page = keys.page_of(position);
       return head + (keys.has(position, page) ? page : 0) * params.stride_k_b +

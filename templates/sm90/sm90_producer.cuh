@@ -157,9 +157,8 @@ struct Producer : Schedule<Traits> {
   /// map, which makes them zeros: it ends with the last key, or begins with the first.
   FA_DEVICE Box box_of(int n, const Query& work) const {
     const int first = n * kTileN + ptx::thread_index() % kWarpSize * kBoxRows;
-    const kernel::PagedKeys<kPageSize> keys{params.paged,
-                                            params.paged.table + work.pages.table_row * params.paged.stride_row,
-                                            work.pages.first_read, work.sequence.s_kv};
+    const kernel::PagedKeys<kPageSize> keys =
+        kernel::keys_in_cache<kPageSize>(params.paged, work.pages.table_row, work.pages.first_read, work.sequence.s_kv);
     const int needed = first < keys.begin ? keys.begin : first;
     const int page = needed < first + kBoxRows ? keys.page_of(needed) : -1;
     if (!keys.has(needed, page)) return {kernel::kBoundedRows, 0, 0, kernel::kBoundedRows};  // all zeros
@@ -167,7 +166,7 @@ struct Producer : Schedule<Traits> {
     const int row = keys.row_in_page(first);
     if (first < keys.begin) return {first - keys.begin, head, row + keys.begin - first, 0};
     const int behind = row + keys.end - first;  // the last key, in the page
-    const int end = behind < kPageSize ? behind : kPageSize;
+    const int end = kPageSize < 0 || behind < kPageSize ? behind : kPageSize;
     return {kernel::kBoundedRows - end + row, head, end, kernel::kBoundedRows};
   }
 

@@ -47,7 +47,7 @@ struct WideTraits {
   static constexpr int kPieces = 1;
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr int kPageSize = kernel::kPageSize<Config>;
-  static constexpr bool kPaged = kPageSize > 0;
+  static constexpr bool kPaged = kPageSize != 0;
   static constexpr bool kRagged = kVarlen || kPaged;
   static constexpr bool kScheduled = kernel::kScheduled<Config>;
   static constexpr bool kValueInKey = kernel::kValueInKey<Config>;
@@ -83,7 +83,7 @@ struct WideTraits {
   static_assert(kStages == 1 || kStages == 2);
   static_assert(!kValueInKey || (kStages == 2 && kKSlabs >= 2 * kHalfSlabs), "K stays until it has been V");
   static_assert(!kRagged || !Config::kSplit, "batches of unknown lengths are not split");
-  static_assert(kPageSize % 8 == 0, "boxes of pages are whole rows of the swizzle");
+  static_assert(kPageSize < 0 || kPageSize % 8 == 0, "boxes of pages are whole rows of the swizzle");
   static_assert(!kPaged || !Variant::kChunked, "the first key of a chunk may be anywhere in a box");
   static_assert(!kScheduled || kPaged, "schedules are of calls over pages");
   static_assert(!Variant::kMask && !kernel::kAccumulate<Config>, "left to other kernels");
@@ -107,7 +107,7 @@ struct WideTraits {
 
   struct Nothing {};
   using Sequence = typename kernel::Either<kernel::Sequence, Nothing, kRagged>::type;
-  static constexpr int kBoxRows = kPaged ? kernel::common_divisor(kPageSize, kTileN) : kTileN;
+  static constexpr int kBoxRows = kPaged ? kernel::kRowsTogether<kPageSize, kTileN> : kTileN;
   static constexpr int kBoxes = kTileN / kBoxRows;
   struct InPages {
     int table_row;

@@ -633,6 +633,27 @@ static void test_pages(void) {
   CHECK(strcmp(fa_last_error_field("argument"), "cache") == 0);
   fa_destroy(plain);
 
+  /* As rows of a contiguous cache the pages of the first keys come to the same. */
+  static float short_o[2 * H_Q * D];
+  fa_attention* contiguous = NULL;
+  const int32_t few[] = {1, PAGE}, rows[] = {3, 4};
+  config.page_size = FA_CONTIGUOUS;
+  CHECK(fa_create(&config, kHost, &contiguous) == FA_OK);
+  sequences.seqused_kv = few;
+  cache.seq_begin = NULL;
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  memcpy(short_o, o, sizeof o);
+  memset(o, 0, sizeof o);
+  CHECK(fa_forward(contiguous, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "cache.block_table") == 0);
+  cache.block_table = NULL;
+  cache.batch_index = rows;
+  CHECK(fa_forward(contiguous, &inputs, &outputs, NULL, NULL) == FA_OK);
+  CHECK(memcmp(short_o, o, sizeof o) == 0);
+  fa_destroy(contiguous);
+  sequences.seqused_kv = keys;
+  cache = (fa_paged_cache){.struct_size = sizeof cache, .block_table = &table_, .seq_begin = begin};
+
   table[4] = PAGES;
   CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
   CHECK(strcmp(fa_last_error_field("argument"), "cache.block_table[1][1]") == 0);

@@ -158,10 +158,10 @@ void choose_dense(Random& random, const Configuration& c, std::uint64_t shape, S
   if (random.percent(1)) call.s_q = 0;
 }
 
-/// A cache in pages, which has no backward, dropout and alignment to the first key.
+/// A cache in pages, or contiguous, which has no backward, dropout and alignment to the first key.
 void choose_pages(Random& random, Configuration& c) {
   AttentionConfig& config = c.config;
-  config.page_size = random.pick<std::int64_t>({1, 3, 8, 12, 16, 16, 40, 64, 256});
+  config.page_size = random.pick<std::int64_t>({1, 3, 8, 12, 16, 16, 40, 64, 256, kContiguous, kContiguous});
   config.causal_align = CausalAlign::bottom_right;
   config.dropout = 0;
   config.kernel_backward.reset();
@@ -173,7 +173,7 @@ void choose_pages(Random& random, Configuration& c) {
 /// Dense calls of `batch` refuse some strides.
 void choose_invariance(Random& random, AttentionConfig& config) {
   if (!random.percent(15) || config.accumulate) return;
-  const bool ragged = config.varlen || config.page_size > 0;
+  const bool ragged = config.varlen || config.page_size != 0;
   config.invariance = ragged && random.percent(40) ? Invariance::batch : Invariance::rows;
   if (!config.kernel) return;
   config.kernel->text.clear();
@@ -348,14 +348,14 @@ Call random_call(const Configuration& c, std::uint64_t seed, std::uint64_t numbe
         random.pick({Hostile::unseen_keys, Hostile::empty_rows, Hostile::large, Hostile::tiny, Hostile::equal_keys});
   }
   choose_layouts(random, c, call);
-  if (c.config.page_size > 0) choose_requests(random, c, call);
+  if (c.config.page_size != 0) choose_requests(random, c, call);
   if (c.config.accumulate) call.lse = true, call.backward = false;  // whose o and lse are of other keys, too
   if (is_stored(c.config)) call.backward = false, call.k.expanded = call.v.expanded = 0;
   if (random.percent(25)) {
     call.gradients = random.pick<Gradients>(
         {{true, false, false}, {false, true, true}, {false, true, false}, {false, false, true}, {true, true, false}});
   }
-  const bool alone = c.config.varlen || c.config.page_size > 0 || c.config.invariance != Invariance::none;
+  const bool alone = c.config.varlen || c.config.page_size != 0 || c.config.invariance != Invariance::none;
   if (!alone && random.percent(25)) choose_place(random, c, call);
   return call;
 }
@@ -694,8 +694,9 @@ std::string to_string(const Configuration& c) {
   if (config.deterministic) out << " deterministic";
   if (config.varlen)
     out << " varlen" << (config.zero_padding ? " zero_padding" : "") << (config.check_sequences ? " checked" : "");
-  if (config.page_size > 0) {
-    out << " pages of " << config.page_size << (!config.varlen && config.check_sequences ? " checked" : "");
+  if (config.page_size != 0) {
+    out << (config.page_size < 0 ? " contiguous" : " pages of " + std::to_string(config.page_size));
+    out << (!config.varlen && config.check_sequences ? " checked" : "");
   }
   if (config.k_dtype) out << " k " << fa::to_string(*config.k_dtype);
   if (config.v_dtype) out << " v " << fa::to_string(*config.v_dtype);

@@ -11,9 +11,12 @@ namespace fa::differential {
 Pages::Pages(const Configuration& c, const Call& call, const Inputs& in) : page_size_(c.config.page_size) {
   const std::vector<Segment> segments = segments_of(c, call);
   longest = call.longest_kv(c.config.varlen);
-  max_pages = (longest + page_size_ - 1) / page_size_;
-  std::int64_t count = 2;
-  for (const Segment& s : segments) count += (s.s_kv + page_size_ - 1) / page_size_;
+  rows = static_cast<std::int64_t>(segments.size()) + (call.indexed ? 2 : 0);
+  const bool contiguous = page_size_ == kContiguous;
+  if (contiguous) page_size_ = longest + 3;  // a row of the cache is a page
+  max_pages = contiguous ? 1 : (longest + page_size_ - 1) / page_size_;
+  std::int64_t count = contiguous ? rows : 2;
+  for (const Segment& s : segments) count += contiguous ? 0 : (s.s_kv + page_size_ - 1) / page_size_;
   free_.resize(static_cast<std::size_t>(count));
   std::iota(free_.begin(), free_.end(), 0);
   std::shuffle(free_.begin(), free_.end(), std::minstd_rand(static_cast<unsigned>(call.values % 65521 + 1)));
@@ -28,8 +31,8 @@ Pages::Pages(const Configuration& c, const Call& call, const Inputs& in) : page_
   };
   make(in.k, in.stored_k, call.k, k, k_scale);
   make(in.v, in.stored_v, call.v, v, v_scale);
-  rows = static_cast<std::int64_t>(segments.size()) + (call.indexed ? 2 : 0);
   table.assign(static_cast<std::size_t>(rows * max_pages), -1);
+  if (contiguous) std::iota(table.begin(), table.end(), 0);
   for (std::size_t i = 0; i < segments.size(); ++i) {
     lengths.push_back(static_cast<std::int32_t>(segments[i].s_kv));
     const auto n = static_cast<std::int64_t>(i);

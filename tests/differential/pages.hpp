@@ -10,7 +10,8 @@
 
 namespace fa::differential {
 
-/// k and v of a call in pages, in any order among others, and the table that finds them. Where nothing is, it is NaN.
+/// k and v of a call in pages, in any order among others, and the table that finds them; or in rows of a contiguous
+/// cache, in the place of pages. Where nothing is, it is NaN.
 class Pages {
  public:
   Pages(const Configuration& configuration, const Call& call, const Inputs& inputs);

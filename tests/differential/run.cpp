@@ -350,7 +350,7 @@ class Calls {
  public:
   Calls(const Configuration& c, const Call& call, Where where, const Attention& attention)
       : c_(c), call_(call), where_(where), attention_(attention), in_(Maker(c, call).make()) {
-    if (c.config.page_size > 0) make_pages();
+    if (c.config.page_size != 0) make_pages();
     for (Tensor* t : {&in_.q, &in_.k, &in_.v, &in_.dout, &in_.dlse, &in_.sink, &in_.stored_k.codes,
                       &in_.stored_k.scales, &in_.stored_v.codes, &in_.stored_v.scales}) {
       if (t->defined()) t->upload(where);
@@ -532,8 +532,10 @@ class Calls {
   PagedCache cache() const {
     PagedCache cache;
     if (!pages_) return cache;
-    cache.block_table =
-        TensorView(static_cast<const void*>(pointer(table_)), DType::i32, {pages_->rows, pages_->max_pages});
+    if (c_.config.page_size > 0) {
+      cache.block_table =
+          TensorView(static_cast<const void*>(pointer(table_)), DType::i32, {pages_->rows, pages_->max_pages});
+    }
     cache.batch_index = pointer(index_);
     cache.seq_begin = pointer(begin_);
     return cache;

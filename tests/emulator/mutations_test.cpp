@@ -40,7 +40,7 @@ ForwardCase case_of(const Mutation& mutation) {
   c.splits = mutation.subject.spec.split ? 2 : 1;
   c.blocks = 1;
   if (mutation.subject.spec.kernel().tensor_maps) c.attention.scale = mutation.subject.scale;
-  if (mutation.subject.choice.empty() || mutation.subject.spec.page_size > 0) return c;
+  if (mutation.subject.choice.empty() || mutation.subject.spec.page_size != 0) return c;
   static std::map<std::string, fa::test::VariantCase> cases;  // of a choice
   const auto kernels = std::ranges::find(hopper_variant_kernels(), mutation.subject.choice, &VariantKernels::choice);
   c.variant = &cases.try_emplace(mutation.subject.choice, variant_case(*kernels, c.attention)).first->second;
@@ -334,7 +334,7 @@ void run(const Mutation& mutation, bool changed, std::uint64_t seed) {
     }
   } else if (is_of_schedule(mutation)) {
     run_schedule_of(mutation, changed, seed);
-  } else if (mutation.subject.spec.page_size > 0) {
+  } else if (mutation.subject.spec.page_size != 0) {
     run_over_pages(mutation, changed, seed);
   } else if (mutation.subject.spec.varlen) {
     run_packed_forward(mutation, changed, seed);

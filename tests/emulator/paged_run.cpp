@@ -42,7 +42,7 @@ fa::plan::Problem problem_of(const KernelSpec& spec, const PagedCase& c, const P
                            .h_q = c.attention.h_q,
                            .h_kv = c.attention.h_kv,
                            .s_q = data.q.view().shape[2],
-                           .s_kv = data.max_pages * c.page_size,
+                           .s_kv = data.max_pages * data.page_rows,
                            .aligned = spec.aligned,
                            .bounded = spec.bounded};
   if (c.packed) {
@@ -62,6 +62,7 @@ class Call {
     args.sequences.used_kv = place_array(memory, "seqused_kv", data.used_kv);
     args.paged.batch_index = place_array(memory, "batch_index", data.batch_index);
     args.paged.begin = place_array(memory, "seq_begin", data.begin);
+    if (data.contiguous) return;  // how many rows there are, the cache says
     args.paged.table = place_array(memory, "block_table", data.table);
     args.paged.stride_row = data.max_pages;
     args.paged.stride_page = run.one_page ? 0 : 1;
@@ -80,7 +81,7 @@ class Call {
     const bool stored = size_of(tensor.view().dtype) == 1 || &tensor == &data_.k_scale || &tensor == &data_.v_scale;
     const Placed t = place_input(memory, name, tensor, run_.pool, spec_.aligned || stored);
     for_each_row(t.b, t.h, run_.trust ? t.s : 0, [&](std::int64_t page, std::int64_t h, std::int64_t row) {
-      const bool needed = data_.needed[static_cast<std::size_t>(page * c_.page_size + row)];
+      const bool needed = data_.needed[static_cast<std::size_t>(page * data_.page_rows + row)];
       if (!needed) memory.set_flags(t.row(page, h, row), t.row_bytes, 0);
     });
     return view_of(t, tensor);

@@ -16,6 +16,8 @@ namespace {
 using fa::DType;
 using fa::plan::KernelSpec;
 
+constexpr int kContiguous = static_cast<int>(fa::kContiguous);
+
 // What a shape has; else its queries are dense, its rows aligned and so on.
 enum Flag : unsigned {
   kPacked = 1,
@@ -131,6 +133,16 @@ constexpr Shape kShapes[] = {
     {24, DType::f16, 72, 264, 64, 12, 64, 1, kPackGqa | kScheduled | kWide},
     {16, DType::bf16, 512, 512, 64, 12, 64, 1, kPacked | kCausal | kPackGqa | kScheduled | kWide},
     {16, DType::bf16, 272, 128, 64, 12, 64, 2, kCausal | kPackGqa | kInKey | kScheduled | kWide, "window_sink"},
+    {kContiguous, DType::bf16, 64, 64, 16, 4, 64, 3, kCausal | kPackGqa | kOwnParts | kSplitWarps},
+    {kContiguous, DType::f16, 40, 64, 32, 2, 48, 2, kPacked | kCausal | kPackGqa | kScheduled},
+    {kContiguous, DType::bf16, 16, 64, 16, 4, 64, 2, kPackGqa | kScheduled | kSplitWarps, "window_sink"},
+    {kContiguous, DType::f16, 24, 40, 32, 2, 16, 1, kUnaligned | kTwoBodies | kScheduled},
+    {kContiguous, DType::bf16, 32, 32, 16, 4, 64, 2, kPackGqa | kScheduled | kSplitWarps, "", 0, 1, 2},
+    {kContiguous, DType::f32, 16, 24, 32, 2, 16, 1, kPacked | kCausal},
+    {kContiguous, DType::f16, 40, 24, 32, 4, 32, 2, kPackGqa | kFours | kInKey | kScheduled},
+    {kContiguous, DType::bf16, 64, 64, 128, 12, 48, 2, kPacked | kCausal, "", 2},
+    {kContiguous, DType::f16, 40, 64, 64, 8, 80, 3, kCausal | kPackGqa, "", 1},
+    {kContiguous, DType::bf16, 264, 72, 64, 12, 64, 2, kPacked | kCausal | kPackGqa | kScheduled | kWide},
 };
 
 void take_sm90(KernelSpec& spec, int q_buffers) {
@@ -244,6 +256,14 @@ KernelSpec sm80_scheduled() {
   return to_kernel({8, DType::bf16, 64, 64, 32, 2, 32, 1, kPacked | kCausal | kScheduled}).spec;
 }
 
+KernelSpec sm80_contiguous() {
+  return to_kernel({kContiguous, DType::bf16, 64, 64, 32, 2, 32, 1, kPacked | kCausal | kScheduled}).spec;
+}
+
+KernelSpec sm90_contiguous() {
+  return to_kernel({kContiguous, DType::bf16, 64, 64, 64, 8, 32, 2, kPacked | kCausal, "", 2}).spec;
+}
+
 KernelSpec sm80_own_parts() {
   return to_kernel({8, DType::bf16, 64, 64, 32, 2, 32, 1, kPacked | kCausal | kOwnParts}).spec;
 }
@@ -263,6 +283,8 @@ std::vector<KernelSpec> all_paged_specs() {
   for (const PagedKernel& kernel : paged_kernels()) specs.push_back(kernel.spec);
   specs.push_back(sm80_scheduled());
   specs.push_back(sm80_own_parts());
+  specs.push_back(sm80_contiguous());
+  specs.push_back(sm90_contiguous());
   specs.push_back(sm80_u4());
   specs.push_back(sm90_wide_scheduled());
   specs.push_back(sm80_scheduled_early());

@@ -16,7 +16,8 @@ struct PagedKernel {
   fa::test::VariantChoice choice;
 };
 
-/// Small kernels for pages of 1, 3, 8, 12, 16, 40, 64 and 256 keys, of dense and of packed queries.
+/// Small kernels for pages of 1, 3, 8, 12, 16, 40, 64 and 256 keys, and contiguous caches, of dense and of packed
+/// queries.
 const std::vector<PagedKernel>& paged_kernels();
 
 /// The first of a family without a schedule that computes a choice.
@@ -31,6 +32,9 @@ fa::plan::KernelSpec sm80_paged();
 fa::plan::KernelSpec sm80_scheduled();
 fa::plan::KernelSpec sm80_scheduled_early();
 fa::plan::KernelSpec sm80_own_parts();
+/// Of contiguous caches, with a schedule; and one of the Hopper forward.
+fa::plan::KernelSpec sm80_contiguous();
+fa::plan::KernelSpec sm90_contiguous();
 /// K and V in 4 bits, two groups a row.
 fa::plan::KernelSpec sm80_u4();
 /// Of the Hopper forward for wide heads, whose V is in K.

@@ -45,7 +45,7 @@ PagedCase make_case(const PagedKernel& kernel, std::size_t batch) {
   c.packed = spec.varlen;
   c.indexed = batch == 1;
   c.bounded = batch != 1;
-  const auto page = static_cast<std::int32_t>(spec.page_size);
+  const std::int32_t page = c.page_size == fa::kContiguous ? spec.tile_n : spec.page_size;
   const std::vector<std::int32_t> keys[kBatches] = {
       {37, 80, 5, 0, 64, 3}, {2 * page, 90, 1, page + 1, 33}, {1, 100, 47, 96}};
   const std::vector<std::int32_t> rows[kBatches] = {{37, 20, 1, 1, 4, 5}, {1, 45, 1, 0, 3}, {1, 1, 1, 1}};
@@ -102,7 +102,7 @@ TEST_P(Paged, WrongTablesAndLengthsReadNothingElse) {
       }
     };
     spoil(data.table, static_cast<std::int32_t>(data.k.view().shape[0]));
-    const auto positions = static_cast<std::int32_t>(data.max_pages * c.page_size);
+    const auto positions = static_cast<std::int32_t>(data.max_pages * data.page_rows);
     if (batch > 0) spoil(data.used_kv, positions);
     spoil(data.begin, positions);
     if (batch > 0) spoil(data.batch_index, static_cast<std::int32_t>(data.table_rows));
@@ -159,6 +159,9 @@ TEST(PagedBits, AreThoseOfAnyOtherPages) {
     const PagedData data = make_data(c);
     PagedData moved = data;  // page p lies where p + 1 was
     const std::int64_t pages = data.k.view().shape[0];
+    if (data.contiguous) {
+      for (std::int64_t i = 0; i < c.b(); ++i) moved.batch_index.push_back(static_cast<std::int32_t>((i + 1) % pages));
+    }
     for (std::int32_t& entry : moved.table) {
       if (entry >= 0 && entry < pages) entry = static_cast<std::int32_t>((entry + 1) % pages);
     }
@@ -174,7 +177,7 @@ TEST(PagedBits, AreThoseOfAnyOtherPages) {
     if (c.k_dtype) rotate(data.k_scale, moved.k_scale);
     if (c.v_dtype) rotate(data.v_scale, moved.v_scale);
     for (std::size_t i = 0; i < data.needed.size(); ++i) {
-      moved.needed[(i + static_cast<std::size_t>(c.page_size)) % data.needed.size()] = data.needed[i];
+      moved.needed[(i + static_cast<std::size_t>(data.page_rows)) % data.needed.size()] = data.needed[i];
     }
     const AttentionOutputs first = run_paged(kernel.spec, c, data, {});
     const AttentionOutputs second = run_paged(kernel.spec, c, moved, {});

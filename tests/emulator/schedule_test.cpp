@@ -194,7 +194,7 @@ TEST_P(SharedKeys, WrongTablesAndLengthsReadNothingElse) {
       }
     };
     spoil(data.table, static_cast<std::int32_t>(data.k.view().shape[0]));
-    const auto positions = static_cast<std::int32_t>(data.max_pages * c.page_size);
+    const auto positions = static_cast<std::int32_t>(data.max_pages * data.page_rows);
     spoil(data.used_kv, positions);
     spoil(data.begin, positions);
     spoil(data.batch_index, static_cast<std::int32_t>(data.table_rows));

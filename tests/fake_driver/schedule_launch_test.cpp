@@ -117,6 +117,50 @@ TEST_F(ScheduleLaunches, GridsDoNotDependOnTheNumberOfRequests) {
   EXPECT_EQ(grid(1), 132U) << "few heads have deeper buffers, and a block a multiprocessor";
 }
 
+/// A contiguous cache [rows, h_kv, s_max, d] takes the same kernels, without a table.
+TEST_F(ScheduleLaunches, OfAContiguousCache) {
+  config_.page_size = kContiguous;
+  const Attention attention = Attention::create(config_);
+  const auto contiguous = [](std::int64_t b) {
+    ForwardInputs in = inputs(b);
+    in.k = TensorView(at(2), DType::bf16, {b, 8, kMaxPages * 16, 128});
+    in.v = TensorView(at(3), DType::bf16, {b, 8, kMaxPages * 16, 128});
+    in.cache = {};
+    return in;
+  };
+  const auto call_names = [&](const ForwardInputs& in, std::int64_t b) {
+    launches_().clear();
+    attention.forward(in, outputs(b), nullptr, {at(10), attention.workspace_size(limits(b))});
+    return names();
+  };
+  EXPECT_EQ(call_names(contiguous(64), 64), (Names{"fa_schedule", "fa_sm80_forward"}));
+  const unsigned grid = launches_().back().grid;
+  ForwardInputs many = contiguous(64);
+  many.q.shape[0] = 2000;
+  many.cache.batch_index = ints(7);
+  EXPECT_EQ(call_names(many, 2000), (Names{"fa_schedule", "fa_sm80_forward"}));
+  EXPECT_EQ(launches_().back().grid, grid);
+  EXPECT_EQ(call_names(contiguous(1), 1), Names{"fa_sm80_forward"}) << "blocks find their parts";
+  const Schedule schedule{at(9), attention.schedule_size(limits(64))};
+  ASSERT_GT(schedule.size, 0U);
+  launches_().clear();
+  attention.schedule(schedule_inputs(64), schedule);
+  EXPECT_EQ(names(), Names{"fa_schedule"});
+  ForwardInputs in = contiguous(64);
+  in.schedule = schedule;
+  EXPECT_EQ(call_names(in, 64), Names{"fa_sm80_forward"});
+  in = contiguous(63);
+  in.schedule = schedule;
+  EXPECT_EQ(refused(attention, in, 63), "schedule") << "of other limits";
+  in = contiguous(64);
+  in.sequences.max_s_kv = 4096;
+  in.schedule = schedule;
+  EXPECT_EQ(refused(attention, in, 64), "schedule") << "likewise";
+  in.cache.batch_index = ints(7);
+  in.sequences.max_s_kv = 0;
+  EXPECT_EQ(call_names(in, 64), Names{"fa_sm80_forward"});
+}
+
 TEST_F(ScheduleLaunches, ThousandsOfRequestsTakeSeveralBlocksThatCount) {
   const Attention attention = Attention::create(config_);
   const Schedule schedule{at(9), attention.schedule_size(limits(5000))};

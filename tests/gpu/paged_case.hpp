@@ -59,7 +59,7 @@ class DevicePaged {
     in.sequences.cu_seqlens_q = ints(cu_q);
     in.sequences.seqused_kv = ints(used_kv);
     in.cache = host.cache();
-    in.cache.block_table.data = table.data();
+    if (in.cache.block_table.defined()) in.cache.block_table.data = table.data();
     in.cache.batch_index = ints(batch_index);
     in.cache.seq_begin = ints(begin);
     if (problem.k_dtype) in.k_scale = k_scale.const_view();

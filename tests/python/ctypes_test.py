@@ -250,6 +250,30 @@ def test_pages(library):
     refused(ValueError, attention.bind_schedule(schedule, (3, 2, 1, 1, 6), capi.requests(lengths)), "sequences.b", "2")
 
 
+def test_contiguous_cache(library):
+    """Values of ones in the rows that the requests have, up to their lengths, and of sevens elsewhere."""
+    attention = capi.Attention(library, 8, "torch.float32", causal=True, page_size=capi.CONTIGUOUS,
+                               device=(capi.DEVICE_HOST, 0))
+    q, o = Tensor((2, 2, 1, 8)), Tensor((2, 2, 1, 8))
+    ones, sevens = [1.0] * 8, [7.0] * 8
+    k = Tensor((3, 1, 4, 8))
+    v = Tensor((3, 1, 4, 8), ones * 3 + sevens + sevens * 4 + sevens + ones + sevens * 2)
+    lengths, begin, rows = (Tensor((2,), numbers, "torch.int32") for numbers in ([2, 3], [1, 0], [2, 0]))
+    cache = capi.paged_cache(batch_index=rows, seq_begin=begin)
+    attention.bind_forward(q, k, v, o, sequences=capi.requests(lengths), cache=cache)()
+    check(all(abs(x - 1) < 1e-6 for x in o.values()), f"o is 1: {o.values()}")
+    refused(ValueError, attention.bind_forward(q, k, v, o, sequences=capi.requests(lengths)), "k", "3 rows", "b = 2")
+    refused(ValueError, attention.bind_forward(q, k, v, o, sequences=capi.requests(Tensor((2,), [2, 5], "torch.int32")),
+                                               cache=cache), "seqused_kv[1]", "5")
+    table = capi.paged_cache(Tensor((2, 1), [0, 1], "torch.int32"))
+    refused(ValueError, attention.bind_forward(q, k, v, o, sequences=capi.requests(lengths), cache=table), "cache.block_table")
+    limits = (2, 2, 1, 1, 4)
+    schedule = capi.schedule_memory(Tensor((64,)))
+    attention.bind_schedule(schedule, limits, capi.requests(lengths), seq_begin=begin)()
+    attention.bind_forward(q, k, v, o, sequences=capi.requests(lengths), cache=cache, schedule=schedule)()
+    check(all(abs(x - 1) < 1e-6 for x in o.values()), f"o is 1: {o.values()}")
+
+
 def test_shared_prefixes(library):
     """Two keys of ones that two requests share, and two of threes that each has."""
     attention = capi.Attention(library, 8, "torch.float32", causal=True, page_size=2, device=(capi.DEVICE_HOST, 0))

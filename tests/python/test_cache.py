@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 from cache_cases import INT, TOLERANCE, Pages, angles, numbers, one_request, turned  # noqa: E402
 from fa_attention import functions  # noqa: E402
 from fa_attention.flash_attn import flash_attn_with_kvcache  # noqa: E402
-from fa_attention.torch import _cache_ops, append, attention, paged_attention  # noqa: E402
+from fa_attention.torch import KVCache, _cache_ops, append, attention, paged_attention  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.library import opcheck  # noqa: E402
 
@@ -265,6 +265,31 @@ def test_gradients_are_refused():
         pages.call(q, **biased)
 
 
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_contiguous_caches(layout, device):
+    """Without a block_table each request has a row of the cache: its bits are those of the same rows as pages."""
+    k, v = (torch.randn(3, 12, 2, 16, device=device, dtype=torch.bfloat16) for _ in range(2))
+    k, v = (t.transpose(1, 2).contiguous() if layout == "HND" else t for t in (k, v))
+    used, rows, begin = (numbers(*values, device=device) for values in ([12, 5], [2, 0], [3, 1]))
+    q = torch.randn(2, 4, 1, 16, device=device, dtype=torch.bfloat16)
+    options = {"layout": layout, "causal": True, "return_lse": True, "seq_begin": begin}
+    pages = paged_attention(q, k, v, rows[:, None], used, **options)
+    for o, lse in (paged_attention(q, k, v, None, used, batch_index=rows, **options),
+                   KVCache(k, v, used, batch_index=rows, seq_begin=begin, layout=layout).attention(q, causal=True, return_lse=True),
+                   paged_attention(q, k[rows.long()], v[rows.long()], None, used, **options)):
+        torch.testing.assert_close(o, pages[0], atol=2e-2, rtol=0)
+        torch.testing.assert_close(lse, pages[1], atol=1e-2, rtol=0)
+    packed = paged_attention(q[:, :, 0], k, v, None, used, batch_index=rows, cu_seqlens_q=numbers(0, 1, 2, device=device),
+                             layout=layout, causal=True, seq_begin=begin)
+    torch.testing.assert_close(packed, pages[0][:, :, 0], atol=2e-2, rtol=0)
+    compiled = torch.compile(lambda q: paged_attention(q, k, v, None, used, batch_index=rows, **options)[0], backend="eager",
+                             fullgraph=True)
+    torch.testing.assert_close(compiled(q), pages[0], atol=2e-2, rtol=0)
+    opcheck(torch.ops.fa_attention.paged_forward.default,
+                          (q, k, v, None, [], None, used, None, None, rows, begin, 0, 0, [], layout, True, None, None, None, 0, None,
+                           None, [], []))
+
+
 def test_errors_of_forward():
     pages = Pages([13, 6])
     q = torch.randn(2, 4, 1, 16)
@@ -283,7 +308,7 @@ def test_errors_of_forward():
             ({"block_table": table.long()}, TypeError, "block_table is torch.int64", "torch.int32"),
             ({"block_table": table[0]}, ValueError, "block_table has shape", "two axes"),
             ({"block_table": table[:1]}, ValueError, "block_table", "b = 2"),
-            ({"block_table": None}, TypeError, "block_table is None"),
+            ({"block_table": None}, ValueError, "k_pages has", "rows: accepted without block_table and batch_index are 2"),
             ({"seqused_kv": used.long()}, TypeError, "seqused_kv is torch.int64", "torch.int32"),
             ({"seqused_kv": used[None]}, ValueError, "seqused_kv has shape [1, 2]", "one axis"),
             ({"seqused_kv": used[:1]}, ValueError, "seqused_kv has 1 elements", "accepted are 2"),

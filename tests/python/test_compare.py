@@ -48,7 +48,9 @@ def test_requests_differ_where_the_variant_says_so():
     assert one_long.keys.count(512) == 127 and one_long.s_kv == 131072 and one_long.b == 128
     mixed = rows["mixed=2*2048+128*1"]
     assert mixed.rows == (2048, 2048) + (1,) * 128 and set(mixed.keys) == {2048} and mixed.causal
-    assert ragged.packed and mixed.packed and not decode_rows.even("x", 3, 40).packed
+    assert ragged.contiguous and not ragged.packed and mixed.packed and not decode_rows.even("x", 3, 40).packed
+    longest = next(row for row in decode_rows.all_rows([0]) if row.variant == "ragged=131072,512*127")
+    assert longest.packed and not longest.contiguous  # of which a cache would take 69 GB
     paged = [row for row in decode_rows.all_rows([16]) if row.variant]
     assert [row.packed for row in paged] == [False, False, True]  # queries alone are packed over pages
 

@@ -114,6 +114,32 @@ HostTensor store_as(HostTensor& pool, DType dtype, int group, Layout layout) {
   return dtype == DType::u4x2 ? store_u4(pool, group, layout) : store(pool, dtype, layout);
 }
 
+/// Of a row of the table.
+std::int64_t most_pages(const PagedCase& c) {
+  return ceil_div(attention_of(c).s_kv, c.page_size) + 1;
+}
+
+/// Rows of a page, or of a row of a contiguous cache.
+std::int64_t page_rows(const PagedCase& c) {
+  constexpr std::int64_t kSpareRows = 5;
+  return c.page_size == kContiguous ? attention_of(c).s_kv + kSpareRows : c.page_size;
+}
+
+/// The same of a contiguous cache, whose rows are those of the table, with an entry each.
+std::int64_t fill_rows(const PagedCase& c, PagedData& data) {
+  data.needed.assign(static_cast<std::size_t>(data.table_rows * data.page_rows), false);
+  data.table.resize(static_cast<std::size_t>(data.table_rows));
+  std::iota(data.table.begin(), data.table.end(), 0);
+  for (std::size_t i = 0; i < c.keys.size(); ++i) {
+    const std::int64_t row = data.batch_index.empty() ? static_cast<std::int64_t>(i) : data.batch_index[i];
+    if (c.rows[i] == 0) continue;
+    for (std::int64_t key = first_needed(c, i); key < c.keys[i]; ++key) {
+      data.needed[static_cast<std::size_t>(row * data.page_rows + key)] = true;
+    }
+  }
+  return data.table_rows;
+}
+
 /// Fills in the table, and which rows of the pool it leads to. Returns how many pages there are.
 std::int64_t fill_table(const PagedCase& c, std::mt19937_64& engine, PagedData& data) {
   std::int64_t pages = kSparePages;
@@ -146,10 +172,11 @@ std::int64_t fill_table(const PagedCase& c, std::mt19937_64& engine, PagedData& 
 
 void PrintTo(const PagedCase& c, std::ostream* out) {
   PrintTo(c.attention, out);
-  *out << " " << c.variant.name << " pages of " << c.page_size << (c.packed ? " packed" : "")
-       << (c.k_dtype ? " k_" : "") << (c.k_dtype ? to_string(*c.k_dtype) : "") << (c.v_dtype ? " v_" : "")
-       << (c.v_dtype ? to_string(*c.v_dtype) : "") << (c.indexed ? " indexed" : "") << (c.bounded ? " bounded" : "")
-       << (c.value_in_key ? " value_in_key" : "");
+  *out << " " << c.variant.name << (c.page_size == kContiguous ? " contiguous" : " pages of ");
+  if (c.page_size != kContiguous) *out << c.page_size;
+  *out << (c.packed ? " packed" : "") << (c.k_dtype ? " k_" : "") << (c.k_dtype ? to_string(*c.k_dtype) : "")
+       << (c.v_dtype ? " v_" : "") << (c.v_dtype ? to_string(*c.v_dtype) : "") << (c.indexed ? " indexed" : "")
+       << (c.bounded ? " bounded" : "") << (c.value_in_key ? " value_in_key" : "");
   for (const auto& [name, values] :
        {std::pair{"rows", &c.rows}, std::pair{"keys", &c.keys}, std::pair{"begin", &c.begin}}) {
     *out << ", " << name;
@@ -169,7 +196,7 @@ VariantCase variant_of(const PagedCase& c) {
   // Of captures there is an element for all that a call may ask for.
   AttentionCase attention = attention_of(c);
   if (c.packed && !c.bounded) attention.s_q = total_rows(c);
-  if (!c.bounded) attention.s_kv = (ceil_div(attention.s_kv, c.page_size) + 1) * c.page_size;
+  if (!c.bounded) attention.s_kv = page_rows(c) * (c.page_size == kContiguous ? 1 : most_pages(c));
   VariantCase variant(attention, c.variant);
   variant.config.page_size = c.page_size;
   variant.config.varlen = c.packed;
@@ -200,7 +227,8 @@ PackedSequences PagedData::sequences() const {
 
 PagedCache PagedData::cache() const {
   PagedCache result;
-  result.block_table = TensorView(static_cast<const void*>(table.data()), DType::i32, {table_rows, max_pages});
+  if (!contiguous)
+    result.block_table = TensorView(static_cast<const void*>(table.data()), DType::i32, {table_rows, max_pages});
   if (!batch_index.empty()) result.batch_index = batch_index.data();
   if (!begin.empty()) result.seq_begin = begin.data();
   return result;
@@ -229,7 +257,9 @@ PagedData make_data(const PagedCase& c) {
   data.used_kv = c.keys;
   data.begin = c.begin;
   data.table_rows = attention.b;
-  data.max_pages = ceil_div(attention.s_kv, c.page_size) + 1;
+  data.contiguous = c.page_size == kContiguous;
+  data.page_rows = page_rows(c);
+  data.max_pages = data.contiguous ? 1 : most_pages(c);
   if (c.indexed) {
     data.table_rows += 2;
     std::vector<std::int32_t> rows(static_cast<std::size_t>(data.table_rows));
@@ -252,8 +282,8 @@ PagedData make_data(const PagedCase& c) {
   }
   data.q = make_inputs(of_q).q;
   AttentionCase of_pool = attention;
-  of_pool.b = fill_table(c, engine, data);
-  of_pool.s_kv = c.page_size;
+  of_pool.b = data.contiguous ? fill_rows(c, data) : fill_table(c, engine, data);
+  of_pool.s_kv = data.page_rows;
   of_pool.s_q = 0;
   AttentionInputs pool = make_inputs(of_pool);
   data.k = std::move(pool.k);
@@ -263,10 +293,10 @@ PagedData make_data(const PagedCase& c) {
   for (std::size_t i = 0; i < data.needed.size(); ++i) {
     if (data.needed[i]) continue;
     const auto row = static_cast<std::int64_t>(i);
-    set_nan(data.k, row / c.page_size, row % c.page_size);
-    set_nan(data.v, row / c.page_size, row % c.page_size);
-    if (c.k_dtype) set_nan(data.k_scale, row / c.page_size, row % c.page_size);
-    if (c.v_dtype) set_nan(data.v_scale, row / c.page_size, row % c.page_size);
+    set_nan(data.k, row / data.page_rows, row % data.page_rows);
+    set_nan(data.v, row / data.page_rows, row % data.page_rows);
+    if (c.k_dtype) set_nan(data.k_scale, row / data.page_rows, row % data.page_rows);
+    if (c.v_dtype) set_nan(data.v_scale, row / data.page_rows, row % data.page_rows);
   }
   if (c.value_in_key) copy_columns(data.k, data.v);
   return data;

@@ -11,7 +11,7 @@
 #include "support/attention_case.hpp"
 #include "support/variant_case.hpp"
 
-/// Requests over a paged cache: a problem, its tensors and table, and the float64 answer.
+/// Requests over a KV cache: a problem, its tensors and table, and the float64 answer.
 namespace fa::test {
 
 struct PagedCase {
@@ -21,7 +21,7 @@ struct PagedCase {
   std::vector<std::int32_t> rows;   ///< of each request; all the same unless `packed`
   std::vector<std::int32_t> keys;   ///< of each request
   std::vector<std::int32_t> begin;  ///< empty: no seq_begin
-  std::int64_t page_size = 16;
+  std::int64_t page_size = 16;      ///< or kContiguous
   bool packed = false;        ///< queries lie one behind the other, with two rows of no request in front and one behind
   bool indexed = false;       ///< table rows are in another order, by batch_index
   bool bounded = false;       ///< max_s_q and max_s_kv are given
@@ -44,12 +44,14 @@ VariantCase variant_of(const PagedCase& c);
 /// without others lead out of the pool.
 struct PagedData {
   HostTensor q;                 ///< [b, h_q, s_q, d_qk], or [1, h_q, total_q, d_qk]
-  HostTensor k, v;              ///< [pages, h_kv, page_size, d]
+  HostTensor k, v;              ///< [pages, h_kv, page_size, d], or a contiguous cache [rows, h_kv, s_max, d]
   HostTensor k_scale, v_scale;  ///< [pages, h_kv, page_size], of 4 bits [.., 2 * groups]
   std::vector<std::int32_t> cu_q, used_kv, begin, batch_index;  ///< not given where empty
   std::vector<std::int32_t> table;                              ///< [rows, max_pages]
   std::int64_t table_rows = 0;
-  std::int64_t max_pages = 0;
+  std::int64_t max_pages = 0;  ///< 1 of a contiguous cache, whose table has the number of each row
+  std::int64_t page_rows = 0;  ///< page_size, or s_max
+  bool contiguous = false;
   std::int64_t max_s_q = 0, max_s_kv = 0;
   std::vector<bool> needed;  ///< of the pool's rows, page by page
 

@@ -97,7 +97,9 @@ void print_row(const BenchProblem& problem, const Trial& trial) {
     fmt::print("refused: {}\n", trial.refusal);
     return;
   }
-  std::string more = problem.page_size > 0 ? fmt::format("  pages of {}", problem.page_size) : "";
+  std::string more = problem.page_size > 0   ? fmt::format("  pages of {}", problem.page_size)
+                     : problem.page_size < 0 ? "  contiguous cache"
+                                             : "";
   if (problem.place) more += fmt::format("  at {}x{}", problem.place->q, problem.place->kv);
   if (problem.max_multiprocessors > 0) more += fmt::format("  on {} multiprocessors", problem.max_multiprocessors);
   fmt::print("{:>9.4f} {:>8.1f} {:>5.1f}%{}\n", trial.median_ms(), tflops(problem, trial.median_ms()),

@@ -118,9 +118,10 @@ double BenchTensors::check() const {
   return problem_.op == Operation::backward ? check_backward() : check_forward();
 }
 
-TensorView BenchTensors::fetch_last(const DeviceBuffer& buffer, const TensorView& tensor,
-                                    const std::vector<std::int32_t>& starts, std::vector<std::byte>* memory) const {
-  TensorView view = last_entry(tensor, starts);
+namespace {
+
+/// A part of a tensor on the GPU, on the host in `memory`.
+TensorView fetch(const DeviceBuffer& buffer, TensorView view, std::vector<std::byte>* memory) {
   std::int64_t elements = 1;  // from its first to its last
   for (std::size_t axis = 0; axis < 4; ++axis) elements += (view.shape[axis] - 1) * view.strides[axis];
   memory->resize(static_cast<std::size_t>(elements) * size_of(view.dtype));
@@ -128,6 +129,24 @@ TensorView BenchTensors::fetch_last(const DeviceBuffer& buffer, const TensorView
   buffer.download(memory->data(), memory->size(), static_cast<std::size_t>(from));
   view.data = memory->data();
   return view;
+}
+
+}  // namespace
+
+TensorView BenchTensors::fetch_last(const DeviceBuffer& buffer, const TensorView& tensor,
+                                    const std::vector<std::int32_t>& starts, std::vector<std::byte>* memory) const {
+  return fetch(buffer, last_entry(tensor, starts), memory);
+}
+
+TensorView BenchTensors::fetch_last_row(const DeviceBuffer& buffer, const TensorView& cache,
+                                        std::vector<std::byte>* memory) const {
+  if (problem_.page_size > 0) return fetch_last_pages(buffer, cache, memory);
+  TensorView view = cache;
+  const std::int64_t offset = (view.shape[0] - 1) * view.strides[0];
+  view.data = static_cast<std::byte*>(view.data) + offset * static_cast<std::int64_t>(size_of(view.dtype));
+  view.shape[0] = 1;
+  view.shape[2] = problem_.lengths_kv().back();
+  return fetch(buffer, view, memory);
 }
 
 TensorView BenchTensors::fetch_last_pages(const DeviceBuffer& buffer, const TensorView& pool,
@@ -169,8 +188,8 @@ double BenchTensors::check_forward() const {
   const std::vector<std::int32_t>& starts =
       problem_.cumulative_kv.empty() ? problem_.cumulative : problem_.cumulative_kv;
   const auto keys = [&](const DeviceBuffer& buffer, const TensorView& tensor, std::vector<std::byte>* memory) {
-    return problem_.page_size > 0 ? fetch_last_pages(buffer, tensor, memory)
-                                  : fetch_last(buffer, tensor, starts, memory);
+    return problem_.page_size != 0 ? fetch_last_row(buffer, tensor, memory)
+                                   : fetch_last(buffer, tensor, starts, memory);
   };
   const TensorView q_entry = fetch_last(q_, in.q, problem_.cumulative, &q);
   // The last rows keep their keys under a bottom-right mask; a top-left one is the same where s_q == s_kv.

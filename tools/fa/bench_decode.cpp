@@ -87,7 +87,7 @@ Result measure(const Gpu& gpu, const ReadKernel& read, const BenchProblem& probl
   BenchTensors tensors(problem, result.sets);
   const DeviceBuffer memory(attention.workspace_size(problem.shape));
   const Workspace workspace{memory.data(), memory.size()};
-  const DeviceBuffer lists(problem.page_size > 0 ? attention.schedule_size(problem.shape) : 0);
+  const DeviceBuffer lists(problem.page_size != 0 ? attention.schedule_size(problem.shape) : 0);
   const Schedule schedule{lists.size() > 0 ? lists.data() : nullptr, lists.size()};
   const auto make_schedule = [&](int) {
     attention.schedule({problem.shape, tensors.inputs(0).sequences, nullptr}, schedule, gpu.stream());

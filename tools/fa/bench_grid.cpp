@@ -22,7 +22,7 @@ namespace {
 constexpr std::int64_t kLongest = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kMostRequests = 1 << 20;
 
-constexpr double kMostBytes = 24e9;  // of K and V, of decodes that nobody asked for one by one
+constexpr double kMostBytes = 24e9;  // of K and V, of decodes that nobody asked for one by one, and of caches
 
 AttentionShape shape_of(const BenchGrid& options, int head_dim, int seq, int seq_kv) {
   AttentionShape shape;
@@ -79,7 +79,16 @@ std::vector<std::string_view> parts_of(std::string_view text, char separator) {
   return parts;
 }
 
-/// A decode over `keys`: pages, or one tensor, packed where lengths differ.
+/// Whether a contiguous cache, whose rows are as long as the longest request, may be had.
+bool fits_contiguous(const BenchProblem& problem) {
+  const AttentionShape& shape = problem.shape;
+  const auto columns = static_cast<double>(shape.h_kv * (problem.d_qk + problem.d_v));
+  return static_cast<double>(shape.b * shape.s_kv) * columns * static_cast<double>(size_of(problem.dtype)) <=
+         kMostBytes;
+}
+
+/// A decode over `keys`: pages, or one tensor. Where lengths differ it is a contiguous cache, or packed if that would
+/// take too much memory.
 BenchProblem decode_of(const BenchGrid& options, DType dtype, int d, int s_q, std::int64_t page_size,
                        const std::vector<std::int32_t>& keys) {
   BenchProblem problem;
@@ -114,7 +123,8 @@ BenchProblem decode_of(const BenchGrid& options, DType dtype, int d, int s_q, st
   if (sum > kLongest) support::throw_invalid("--lengths", sum, fmt::format("at most {} keys in all", kLongest));
   problem.cumulative_kv = {0};
   for (const std::int32_t length : keys) problem.cumulative_kv.push_back(problem.cumulative_kv.back() + length);
-  if (page_size > 0) return problem;
+  if (page_size == 0 && fits_contiguous(problem)) problem.page_size = kContiguous;
+  if (problem.page_size != 0) return problem;
   problem.packed.varlen = true;
   problem.layout = Layout::bshd;
   for (std::size_t i = 0; i <= keys.size(); ++i) problem.cumulative.push_back(static_cast<std::int32_t>(i) * s_q);
@@ -303,10 +313,10 @@ void add_grid_options(CLI::App& command, BenchGrid* options, bool bench) {
     add_key_scales_options(command, &options->key_scales, &options->value_scales);
     command
         .add_option("--page-size", options->page_sizes,
-                    "k and v in pages of so many keys, a list; 0: not in pages (default: 0; append 0,16; decode "
-                    "0,16,64)")
+                    "k and v in pages of so many keys, a list; 0: not in pages; -1: a contiguous cache, whose lengths "
+                    "the GPU alone knows (default: 0; append 0,16; decode 0,16,64)")
         ->delimiter(',')
-        ->check(whole_number())
+        ->check(CLI::Range(kContiguous, kLongest))
         ->group(group);
     command
         .add_option("--lengths", options->lengths,

@@ -24,6 +24,7 @@ std::size_t q_rows(const BenchProblem& problem) {
 std::size_t kv_rows(const BenchProblem& problem) {
   const AttentionShape& shape = problem.shape;
   if (problem.page_size > 0) return static_cast<std::size_t>(problem.pages() * problem.page_size);
+  if (problem.page_size == kContiguous) return static_cast<std::size_t>(shape.b * shape.s_kv);
   return static_cast<std::size_t>(problem.packed.varlen ? shape.total_kv : shape.b * shape.s_kv);
 }
 
@@ -141,7 +142,7 @@ std::string BenchProblem::text() const {
   return fmt::format("{}{} b={} h_q={} h_kv={} s_q={} s_kv={} d_qk={} d_v={}{}{}{}{}{}{}{}{}",
                      op == Operation::forward ? "" : std::string(to_string(op)) + " ", to_string(dtype), shape.b,
                      shape.h_q, shape.h_kv, shape.s_q, shape.s_kv, d_qk, d_v, causal ? " causal" : "",
-                     page_size > 0 ? fmt::format(" page_size={}", page_size) : "", value_in_key ? " value_in_key" : "",
+                     page_size != 0 ? fmt::format(" page_size={}", page_size) : "", value_in_key ? " value_in_key" : "",
                      stored("k_dtype", k_dtype), stored("v_dtype", v_dtype),
                      invariance == Invariance::none ? "" : fmt::format(" invariance={}", to_string(invariance)),
                      variant_text() == "plain" ? "" : " " + variant_text(), gradients) +
@@ -268,6 +269,10 @@ BenchTensors::BenchTensors(const BenchProblem& problem, int sets)
       block_table_(0),
       used_kv_(0) {
   if (problem.page_size > 0) fill_block_table();
+  if (problem.page_size != 0) {
+    const std::vector<std::int64_t> keys = problem.lengths_kv();
+    used_kv_ = upload(std::vector<std::int32_t>(keys.begin(), keys.end()));
+  }
   std::uint64_t seed = 1;
   for (const auto& [buffer, dtype] :
        {std::pair{&q_, problem.dtype}, std::pair{&k_, problem.k_dtype.value_or(problem.dtype)},
@@ -315,7 +320,6 @@ void BenchTensors::fill_block_table() {
     next += count;
   }
   block_table_ = upload(table_);
-  used_kv_ = upload(std::vector<std::int32_t>(keys.begin(), keys.end()));
 }
 
 /// Small numbers, and integers that grow along the last axis in 16 steps: documents. A tree has two drafts on each.
@@ -399,7 +403,9 @@ TensorView BenchTensors::keys_view(const DeviceBuffer& buffer, int set, int head
     return keys;
   }
   void* const memory = of_set(buffer, set);
-  const std::int64_t pages = problem_.pages(), page_size = problem_.page_size;
+  const bool contiguous = problem_.page_size == kContiguous;
+  const std::int64_t pages = contiguous ? shape.b : problem_.pages();
+  const std::int64_t page_size = contiguous ? shape.s_kv : problem_.page_size;
   if (problem_.layout == Layout::bhsd) return TensorView(memory, dtype, {pages, shape.h_kv, page_size, head_dim});
   return TensorView(memory, dtype, {pages, page_size, shape.h_kv, head_dim}).swap_axes(1, 2);
 }
@@ -494,7 +500,7 @@ BackwardOutputs BenchTensors::backward_outputs() const {
 }
 
 PackedSequences BenchTensors::sequences() const {
-  const bool packed = problem_.packed.varlen, paged = problem_.page_size > 0;
+  const bool packed = problem_.packed.varlen, paged = problem_.page_size != 0;
   PackedSequences result;
   if (!packed && !paged) return result;
   const auto array = [](const DeviceBuffer& buffer) { return static_cast<const std::int32_t*>(buffer.data()); };

@@ -56,7 +56,7 @@ struct BenchProblem {
   std::vector<std::int32_t> cumulative = {};     ///< varlen: where the sequences start, of q and of k and v
   std::vector<std::int32_t> cumulative_kv = {};  ///< of k and v, where that differs; over pages without varlen too
   Invariance invariance = Invariance::none;
-  std::int64_t page_size = 0;                   ///< of forward: k and v are in pages; 0: they are not
+  std::int64_t page_size = 0;                   ///< of forward: k and v are in pages, or kContiguous; 0: plain tensors
   bool value_in_key = false;                    ///< V is the first d_v columns of K
   std::optional<DType> k_dtype = std::nullopt;  ///< of forward: what K is stored as, with a scale a row
   std::optional<DType> v_dtype = std::nullopt;
@@ -147,6 +147,8 @@ class BenchTensors {
   /// The last batch entry of a tensor, [1, h, s, d], on the host in `memory`.
   TensorView fetch_last(const DeviceBuffer& buffer, const TensorView& tensor, const std::vector<std::int32_t>& starts,
                         std::vector<std::byte>* memory) const;
+  /// The same of the last request's keys, of a contiguous cache or of pages.
+  TensorView fetch_last_row(const DeviceBuffer& buffer, const TensorView& cache, std::vector<std::byte>* memory) const;
   TensorView fetch_last_pages(const DeviceBuffer& buffer, const TensorView& pool, std::vector<std::byte>* memory) const;
   PackedSequences sequences() const;
   DropoutState dropout() const;
@@ -179,7 +181,7 @@ class BenchTensors {
   DeviceBuffer cumulative_kv_;       ///< likewise
   std::vector<std::int32_t> table_;  ///< [b, max_pages], empty unless there are pages
   DeviceBuffer block_table_;
-  DeviceBuffer used_kv_;  ///< [b], likewise
+  DeviceBuffer used_kv_;  ///< [b], of requests; empty unless they have a KV cache
 };
 
 /// Makes `operation` ready for the shape of `problem`; which kernel serves it.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -119,7 +120,7 @@ std::vector<PlanOptions> problems_of(const PackOptions& options, std::int64_t pa
     add(name, shape, api::Operation::forward, false);
   }
   for (const auto& [name, shape] : kBackwardShapes) {
-    if (page_size > 0) break;  // there is none over pages
+    if (page_size != 0) break;  // there is none over a KV cache
     add(name, shape, api::Operation::backward, false);
     add(name + kDeterministic, shape, api::Operation::backward, true);
   }
@@ -242,10 +243,12 @@ void add_pack(CLI::App& app, int* exit_code) {
   command->add_flag("--unaligned", options->unaligned,
                     "Also kernels whose rows need not start at multiples of 16 bytes");
   command
-      ->add_option("--page-size", options->page_sizes,
-                   "k and v in pages of so many keys, a list; 0: not in pages. Forwards, and appends to such caches")
+      ->add_option(
+          "--page-size", options->page_sizes,
+          "k and v in pages of so many keys, a list; 0: not in pages; -1: a contiguous cache. Forwards, and appends "
+          "to such caches")
       ->delimiter(',')
-      ->check(whole_number());
+      ->check(CLI::Range(kContiguous, std::numeric_limits<std::int64_t>::max()));
   command->add_option("--rotary-dims", options->append.rotary_dims,
                       "Also appends with a rotary embedding of so many columns");
   command->add_flag("--rotary-interleaved", options->append.interleaved, "Its pairs are neighbours");

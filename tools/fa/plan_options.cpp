@@ -81,7 +81,10 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
       ->group(group);
   command.add_option("--total-kv", options->shape.total_kv, "Varlen: rows of the packed k and v (default: b * s_kv)")
       ->group(group);
-  command.add_option("--page-size", options->page_size, "Keys of a page that k and v are in; 0: none")->group(group);
+  command
+      .add_option("--page-size", options->page_size,
+                  "Keys of a page that k and v are in; -1: a contiguous KV cache; 0: none")
+      ->group(group);
   command.add_option("--value-in-key", options->value_in_key, "V is the first so many columns of K; 0: of its own")
       ->group(group);
   add_stored_options(command, &options->k_dtype, &options->v_dtype, &options->group_size);

@@ -110,14 +110,18 @@ Tensor read_numbers(const tools::SafetensorsFile& file, const char* name, std::s
   return tensor;
 }
 
-/// A file with a block table holds pools of pages.
+/// A file with a block table holds pools of pages, one with lengths alone a contiguous cache.
 std::optional<RunCache> read_cache(const tools::SafetensorsFile& file, const RunOptions& options,
                                    const RunInputs& inputs) {
-  if (!file.contains("block_table")) {
-    if (options.pages_nhd) support::throw_invalid("--pages", "nhd", "hnd, where the input has no block_table");
+  const bool paged = file.contains("block_table");
+  if (!paged && !file.contains("seqused_kv")) {
+    if (options.pages_nhd) {
+      support::throw_invalid("--pages", "nhd", "hnd, where the input has no block_table or seqused_kv");
+    }
     return std::nullopt;
   }
-  RunCache cache{options.pages_nhd, read_numbers(file, "block_table", 2), read_numbers(file, "seqused_kv", 1)};
+  RunCache cache{options.pages_nhd, std::nullopt, read_numbers(file, "seqused_kv", 1)};
+  if (paged) cache.block_table = read_numbers(file, "block_table", 2);
   const std::int64_t requests = options.lengths.empty() ? inputs.q.shape.empty() ? 0 : inputs.q.shape[0]
                                                         : static_cast<std::int64_t>(options.lengths.size());
   const auto check_count = [&](const char* name, const Tensor& tensor) {
@@ -136,14 +140,14 @@ std::optional<RunCache> read_cache(const tools::SafetensorsFile& file, const Run
   for (const auto& [name, pool] : {std::pair{"k", &inputs.k}, std::pair{"v", &inputs.v}}) {
     if (pool->shape.size() == 4) continue;
     support::throw_invalid(name, fmt::format("a tensor of rank {}", pool->shape.size()),
-                           "pages of rank 4, where there is a block_table (see --pages)");
+                           "pages or rows of rank 4, where there is a block_table or seqused_kv (see --pages)");
   }
   if (inputs.q.shape.size() != (options.lengths.empty() ? 4U : 3U)) {
     support::throw_invalid("q", fmt::format("a tensor of rank {}", inputs.q.shape.size()),
                            "[b, h, s, d], or with --lengths [total, h, d]");
   }
   if (!options.lengths_kv.empty()) support::throw_invalid("--lengths-kv", "given", "none: seqused_kv has them");
-  if (inputs.dout) support::throw_invalid("dout", "given", "none: there are no gradients over pages");
+  if (inputs.dout) support::throw_invalid("dout", "given", "none: there are no gradients over a KV cache");
   return cache;
 }
 
@@ -190,7 +194,7 @@ AttentionConfig make_config(const RunOptions& options, const RunInputs& inputs) 
   config.varlen = config.zero_padding = inputs.packed();  // what is written is whole
   config.dropout = options.dropout;
   if (inputs.cache) {
-    config.page_size = inputs.k.shape[inputs.cache->nhd ? 1 : 2];
+    config.page_size = inputs.cache->block_table ? inputs.k.shape[inputs.cache->nhd ? 1 : 2] : kContiguous;
     config.check_sequences = true;  // who writes a file may be wrong
   }
   config.kernel = if_given(options.kernel);
@@ -291,13 +295,14 @@ struct DeviceTensors {
   };
 
   struct Cache {
-    explicit Cache(RunCache* host) : nhd(host->nhd), block_table(&host->block_table), seqused_kv(&host->seqused_kv) {
+    explicit Cache(RunCache* host) : nhd(host->nhd), seqused_kv(&host->seqused_kv) {
+      if (host->block_table) block_table.emplace(&*host->block_table);
       if (host->seq_begin) seq_begin.emplace(&*host->seq_begin);
       if (host->batch_index) batch_index.emplace(&*host->batch_index);
     }
     bool nhd;
-    DeviceTensor block_table, seqused_kv;
-    std::optional<DeviceTensor> seq_begin, batch_index;
+    DeviceTensor seqused_kv;
+    std::optional<DeviceTensor> block_table, seq_begin, batch_index;
   };
 
   DeviceTensor q, k, v, o, lse;
@@ -544,7 +549,7 @@ void add_run(CLI::App& app, int* exit_code) {
   const Choices<bool> page_orders{{"hnd", false}, {"nhd", true}};
   add_choice(*command, "--pages", &options->pages_nhd, page_orders,
              "Axes of k and v where the input has a block_table: [pages, h_kv, page_size, d] (the default) or [pages, "
-             "page_size, h_kv, d]");
+             "page_size, h_kv, d]; where it has seqused_kv alone: [rows, h_kv, s_max, d] or [rows, s_max, h_kv, d]");
   command->add_option("--dropout", options->dropout, "Probability with which an element of P is dropped");
   command->add_option("--seed", options->dropout_state.seed, "Seed of the dropout's mask")->check(whole_number());
   command->add_option("--offset", options->dropout_state.offset, "Offset of the dropout's mask")->check(whole_number());

@@ -65,7 +65,7 @@ AttentionShape shape_of_cache(const RunInputs& inputs) {
   shape.h_q = q[1];
   shape.h_kv = pool[cache.nhd ? 2 : 1];
   shape.s_q = inputs.packed() ? 0 : q[2];
-  shape.s_kv = cache.block_table.shape[1] * pool[cache.nhd ? 1 : 2];
+  shape.s_kv = pool[cache.nhd ? 1 : 2] * (cache.block_table ? cache.block_table->shape[1] : 1);
   shape.total_q = inputs.packed() ? q[0] : 0;
   return shape;
 }

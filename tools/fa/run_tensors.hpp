@@ -13,17 +13,17 @@
 
 namespace fa::cli {
 
-/// Where the keys of requests are in pools of pages.
+/// Where the keys of requests are in pools of pages, or in a contiguous cache.
 struct RunCache {
-  bool nhd = false;           ///< k and v are [pages, page_size, h_kv, d], else [pages, h_kv, page_size, d]
-  tools::Tensor block_table;  ///< [rows, max_pages], i32
-  tools::Tensor seqused_kv;   ///< [b], i32, like those below
+  bool nhd = false;  ///< k and v are [pages, page_size, h_kv, d], else [pages, h_kv, page_size, d]; of rows likewise
+  std::optional<tools::Tensor> block_table;  ///< [rows, max_pages], i32; none of a contiguous cache
+  tools::Tensor seqused_kv;                  ///< [b], i32, like those below
   std::optional<tools::Tensor> seq_begin = std::nullopt;
   std::optional<tools::Tensor> batch_index = std::nullopt;
 };
 
 /// What `fa run` reads: [b, h, s, d] or [b, s, d]; dlse without the last axis. With dout it computes gradients too. Of
-/// a packed batch: [total, h, d], dlse [h, total]. With a cache, k and v are pools of pages.
+/// a packed batch: [total, h, d], dlse [h, total]. With a cache, k and v are pools of pages, or its rows.
 struct RunInputs {
   tools::Tensor q;
   tools::Tensor k;
@@ -80,7 +80,7 @@ void add_cache(Cache& cache, const MakeView& make_view, ForwardInputs* inputs) {
     inputs->v = inputs->v.swap_axes(1, 2);
   }
   inputs->sequences.seqused_kv = array(cache.seqused_kv);
-  inputs->cache.block_table = make_view(cache.block_table);
+  if (cache.block_table) inputs->cache.block_table = make_view(*cache.block_table);
   if (cache.seq_begin) inputs->cache.seq_begin = array(*cache.seq_begin);
   if (cache.batch_index) inputs->cache.batch_index = array(*cache.batch_index);
 }

@@ -226,7 +226,7 @@ double greatest_value(RunInputs& wide) {
   if (!wide.cache) return greatest_finite_magnitude(wide.v);
   RunCache& cache = *wide.cache;
   const TensorView pool = cache.nhd ? wide.v.view().swap_axes(1, 2) : wide.v.view();
-  const TensorView table = cache.block_table.view();
+  const TensorView table = cache.block_table ? cache.block_table->view() : TensorView();
   const auto number = [](Tensor& tensor, std::int64_t i) {
     return std::int64_t{static_cast<const std::int32_t*>(tensor.view().data)[i]};
   };
@@ -235,7 +235,8 @@ double greatest_value(RunInputs& wide) {
     const std::int64_t row = cache.batch_index ? number(*cache.batch_index, i) : i;
     std::int64_t key = cache.seq_begin ? number(*cache.seq_begin, i) : 0;
     for (; key < number(cache.seqused_kv, i); ++key) {
-      const std::int64_t page = number(cache.block_table, row * table.strides[0] + key / pool.shape[2]);
+      const std::int64_t page =
+          table.defined() ? number(*cache.block_table, row * table.strides[0] + key / pool.shape[2]) : row;
       if (page < 0 || page >= pool.shape[0]) continue;  // no row sees it, or the call would have been refused
       for (std::int64_t head = 0; head < pool.shape[1]; ++head) {
         const auto* const values =

@@ -13,7 +13,7 @@ from ._attention import Captures, is_direct, split_captures
 from ._cache_raw import AppendCall, PagedCall
 
 
-def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Tensor, seqused_kv: Tensor, *,
+def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Optional[Tensor], seqused_kv: Tensor, *,
                     layout: str = "NHD", cu_seqlens_q: Optional[Tensor] = None, seqused_q: Optional[Tensor] = None,
                     max_s_q: int = 0, max_s_kv: int = 0, batch_index: Optional[Tensor] = None,
                     seq_begin: Optional[Tensor] = None, causal: bool = False, scale: Optional[float] = None,
@@ -21,14 +21,17 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Te
                     score: Optional[str] = None, mask: Optional[str] = None, captures: Captures = None,
                     sink: Optional[Tensor] = None, return_lse: bool = False, k_scale: Optional[Tensor] = None,
                     v_scale: Optional[Tensor] = None) -> Any:
-    """`attention` of requests whose keys and values are in pages: o [b, h_q, s_q, d_v], in the memory order of q.
+    """`attention` of requests whose keys and values are in pages, or rows of a contiguous cache: o [b, h_q, s_q, d_v], in
+    the memory order of q.
 
     q [b, h_q, s_q, d_qk], or with cu_seqlens_q packed, [total_q, h_q, d_qk], and then o is [total_q, h_q, d_v]. k_pages and
     v_pages are pools, [pages, page_size, h_kv, d] for the layout "NHD", [pages, h_kv, page_size, d] for "HND", of any
     strides whose last is 1: K and V may be interleaved in one tensor. All are of one dtype and device, as for `attention`.
 
     block_table: int32 [rows, max_pages]; position j of a request is row j % page_size of page
-    block_table[row][j // page_size], and row is the request's number, or batch_index's. seqused_kv: int32 [b], the positions
+    block_table[row][j // page_size], and row is the request's number, or batch_index's. Where it is None, k_pages and v_pages
+    are a contiguous cache, [rows, s_max, h_kv, d] or for "HND" [rows, h_kv, s_max, d], and a request's row is one of it.
+    seqused_kv: int32 [b], the positions
     of each request, new tokens counted. Row i of a request's s_q rows stands at position seqused_kv - s_q + i: causal
     masks, windows and chunks count positions. cu_seqlens_q: int32 [b + 1]; seqused_q: int32 [b], how many of a request's
     rows count. max_s_q, max_s_kv: the longest, 0 where they are not known. batch_index, seq_begin: int32 [b], the row of the
@@ -176,60 +179,16 @@ class KVCache(NamedTuple):
 
     def attention(self, q: Tensor, **options: Any) -> Any:
         """`paged_attention` of q [b, h_q, s_q, d_qk] over the cache; options: the other arguments."""
-        k, v, table, index, scales = self.k, self.v, self.block_table, self.batch_index, (self.k_scale, self.v_scale)
-        if table is None:
-            k, v, table = as_pages(k, v, self.layout, q.shape[0] if index is None else None)
-            scales = (scale_as_pages("k_scale", scales[0], self.k, k), scale_as_pages("v_scale", scales[1], self.v, v))
-        return paged_attention(q, k, v, table, self.seqused_kv, batch_index=index, seq_begin=self.seq_begin,
-                               layout=self.layout, k_scale=scales[0], v_scale=scales[1], **options)
+        k, v, k_scale, v_scale = self.k, self.v, self.k_scale, self.v_scale
+        if self.block_table is None and self.batch_index is None:
+            k, v, k_scale, v_scale = first_rows(k, v, k_scale, v_scale, self.seqused_kv.shape[0])
+        return paged_attention(q, k, v, self.block_table, self.seqused_kv, batch_index=self.batch_index,
+                               seq_begin=self.seq_begin, layout=self.layout, k_scale=k_scale, v_scale=v_scale, **options)
 
 
-_PAGE_SIZES = (256, 128, 64, 32, 16)
-_tables: dict[Any, Tensor] = {}
-
-
-def _table(rows: int, pages: int, device: torch.device) -> Tensor:
-    """int32 [rows, pages], the pages of a contiguous cache. It is kept for the stream that filled it, unless a graph did."""
-    kind = device.type
-    kept = kind == "cpu" or (kind == "cuda" and not torch.cuda.is_current_stream_capturing())
-    if not kept or not is_direct():
-        return torch.arange(rows * pages, dtype=torch.int32, device=device).view(rows, pages)
-    key = (rows, pages, device, _raw.current_stream(device.index or 0) if kind == "cuda" else 0)
-    found = _tables.get(key)
-    if found is None:
-        if len(_tables) >= 64:
-            _tables.clear()
-        found = _tables[key] = torch.arange(rows * pages, dtype=torch.int32, device=device).view(rows, pages)
-    return found
-
-
-def as_pages(k: Tensor, v: Tensor, layout: str = "NHD", b: Optional[int] = None) -> tuple[Tensor, Tensor, Tensor]:
-    """A contiguous cache, [rows, s_max, h_kv, d] or for "HND" [rows, h_kv, s_max, d], as pages and a block_table of all rows,
-    or of the first `b`, without a copy. A kernel is compiled for each page size, so that common sizes come first."""
+def first_rows(k: Tensor, v: Tensor, k_scale: Optional[Tensor], v_scale: Optional[Tensor], b: int) -> tuple[Any, ...]:
+    """The rows of a contiguous cache that b requests have in their order, and scales of them."""
     for name, t in (("k_cache", k), ("v_cache", v)):
-        if t.dim() != 4:
-            axes = "[rows, s_max, h_kv, d]" if layout == "NHD" else "[rows, h_kv, s_max, d]"
-            raise ValueError(f"{name} has shape {list(t.shape)}: accepted is {axes}")
-    rows, s_max = k.shape[0], k.shape[1 if layout == "NHD" else 2]
-    if b is not None and b > rows:
-        raise ValueError(f"k_cache has {rows} rows: accepted without batch_index are {b} and more, the b of q")
-    whole = layout == "NHD" and all(t.stride(0) == s_max * t.stride(1) and t.shape[1] == s_max for t in (k, v))
-    size = next((n for n in _PAGE_SIZES if whole and s_max % n == 0), s_max)
-    pages = s_max // size if size else 0
-    if pages > 1:
-        k, v = (t.view(rows * pages, size, *t.shape[2:]) for t in (k, v))
-    return k, v, _table(rows if b is None else b, pages, k.device)
-
-
-def scale_as_pages(name: str, scale: Optional[Tensor], cache: Tensor, pages: Tensor) -> Optional[Tensor]:
-    """The scales of a contiguous cache, as those of the `pages` that `as_pages` made of it: a view, but where strides or a
-    scale a row of the cache need a copy, which is of one scale a page then."""
-    if not isinstance(scale, Tensor) or cache.shape[0] == pages.shape[0]:
-        return scale
-    if scale.shape != cache.shape[:-1]:
-        raise ValueError(f"{name} has shape {list(scale.shape)}: accepted is {list(cache.shape[:-1])}, the rows of the cache")
-    rows, _, h_kv = scale.shape
-    if scale.stride(1) == 0:
-        one = scale[:, :1].expand(rows, pages.shape[0] // rows, h_kv).reshape(-1, 1, h_kv)
-        return one.expand(pages.shape[:-1])
-    return scale.reshape(pages.shape[:-1])
+        if t.shape[0] < b:
+            raise ValueError(f"{name} has {t.shape[0]} rows: accepted without batch_index are {b} and more, the b of q")
+    return tuple(t[:b] if t is not None and t.shape[0] > b else t for t in (k, v, k_scale, v_scale))

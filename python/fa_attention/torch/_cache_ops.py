@@ -15,7 +15,7 @@ from . import _cache_raw, _raw
 from ._cache_raw import AppendCall, PagedCall
 from ._ops import library, select
 
-_FORWARD = ("paged_forward(Tensor q, Tensor k_pages, Tensor v_pages, Tensor? sink, Tensor[] captures, Tensor block_table, "
+_FORWARD = ("paged_forward(Tensor q, Tensor k_pages, Tensor v_pages, Tensor? sink, Tensor[] captures, Tensor? block_table, "
             "Tensor seqused_kv, Tensor? cu_seqlens_q, Tensor? seqused_q, Tensor? batch_index, Tensor? seq_begin, SymInt max_s_q, "
             "SymInt max_s_kv, float[] numbers, str layout, bool causal, float? scale, SymInt? window_left, "
             "SymInt? window_right, SymInt chunk, str? score, str? mask, str[] tensor_names, str[] number_names, "

@@ -29,7 +29,7 @@ class PagedCall(NamedTuple):
 
     options: Options
     layout: str
-    block_table: Tensor
+    block_table: Optional[Tensor]  # None: the cache is contiguous
     seqused_kv: Tensor
     cu_seqlens_q: Optional[Tensor] = None
     seqused_q: Optional[Tensor] = None
@@ -111,12 +111,13 @@ class PagedPlan:
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor],
                  call: PagedCall) -> None:
         self.k, self.v = _cache_spec(k, call.layout), _cache_spec(v, call.layout)
-        page_size, h_kv = self.k.shape[2], self.k.shape[1]
-        options = self.options = call.options._replace(page_size=page_size, **_stored(k, v))
+        table, page_size, h_kv = call.block_table, self.k.shape[2], self.k.shape[1]
+        options = self.options = call.options._replace(page_size=page_size if table is not None else _abi.CONTIGUOUS,
+                                                       **_stored(k, v))
         self.attention = _handle(q, v.shape[-1], options, sink is not None, captures)
         self.index, self.device = q.device.index or 0 if q.is_cuda else -1, q.device
         self.b = b = call.seqused_kv.shape[0] if options.varlen else q.shape[0]
-        longest = min(call.block_table.shape[1] * page_size, _MOST_POSITIONS)
+        longest = min((table.shape[1] if table is not None else 1) * page_size, _MOST_POSITIONS)
         longest = min(longest, call.max_s_kv) if call.max_s_kv > 0 else longest
         if options.varlen:
             heads, rows = q.shape[1], q.shape[0]
@@ -131,7 +132,7 @@ class PagedPlan:
         self.lse = _raw.dense(lse_shape, _raw.lse_dtype(q.dtype))
         self.read = [("q", _raw.spec(q)), ("k", self.k), ("v", self.v)]
         self.read += _scale_specs(call) + ([("sink", _raw.spec(sink))] if sink is not None else [])
-        self.read.append(("block_table", _raw.spec(call.block_table)))
+        self.read += [("block_table", _raw.spec(table))] if table is not None else []
         self.captures = [(name, _raw.spec(t)) for name, t in zip(options.tensors, captures)]
         self._calls: dict[bool, PreparedCall] = {}
 
@@ -218,8 +219,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: S
     shape, strides, dtype = plan.o
     o = torch.empty_strided(shape, strides, dtype=dtype, device=plan.device)
     addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr()]
-    addresses += [t.data_ptr() for t in (call.k_scale, call.v_scale, sink) if t is not None]
-    addresses += [call.block_table.data_ptr(), o.data_ptr()]
+    addresses += [t.data_ptr() for t in (call.k_scale, call.v_scale, sink, call.block_table) if t is not None]
+    addresses.append(o.data_ptr())
     lse = None
     if want_lse:
         shape, strides, dtype = plan.lse
@@ -349,7 +350,7 @@ def check_kinds(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], capture
     if q.device.type not in ("cpu", "cuda", "meta"):
         raise ValueError(f"q is on {q.device}: accepted are cpu and cuda")
     for name, t in zip(ARRAYS, call.arrays()):
-        if t is None and name in ("block_table", "seqused_kv"):
+        if t is None and name == "seqused_kv":
             raise TypeError(f"{name} is None: accepted is a torch.Tensor of torch.int32")
         _check_numbers(name, t, q, 2 if name == "block_table" else 1)
     if call.seqused_q is not None and not packed:
@@ -370,7 +371,7 @@ def check_forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captu
     if k.shape[:-1] != v.shape[:-1]:
         raise ValueError(f"v_pages has shape {list(v.shape)}: accepted is that of k_pages, {list(k.shape)}, but for d_v")
     _check_scale_shapes(k, v, _PAGES, call)
-    if k.shape[1 if call.layout == "NHD" else 2] == 0:
+    if call.block_table is not None and k.shape[1 if call.layout == "NHD" else 2] == 0:
         raise ValueError(f"k_pages has shape {list(k.shape)}: accepted is a page_size from 1 on")
     b = call.seqused_kv.shape[0]
     if call.cu_seqlens_q is None:
@@ -379,6 +380,8 @@ def check_forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captu
         _check_count("cu_seqlens_q", call.cu_seqlens_q, b + 1, "one more than in seqused_kv")
     for name, t in (("seqused_q", call.seqused_q), ("batch_index", call.batch_index), ("seq_begin", call.seq_begin)):
         _check_count(name, t, b, "as in seqused_kv")
+    if call.block_table is None and call.batch_index is None and k.shape[0] != b:
+        raise ValueError(f"k_pages has {k.shape[0]} rows: accepted without block_table and batch_index are {b}, as in seqused_kv")
 
 
 _NEW = ("[b, h_kv, s_new, d]", "[total_new, h_kv, d] with cu_seqlens_k_new")

@@ -39,6 +39,7 @@ constexpr Kernel mask_tiles(std::string_view name, Op op, std::span<const Field>
 constexpr Field kForwardCombineFields[] = {
     field<&SpecHead::d_v>("d_v").as("kHeadDimV"),
     field<&SpecHead::warps>("warps").as("kWarps"),
+    derived("kOverlaps", overlaps_others, "with the kernel before it"),
     field<&SpecHead::accumulate>("accumulate").when_set().as("kAccumulate", "to what o and lse hold"),
 };
 constexpr Kernel kForwardCombine{
@@ -49,6 +50,7 @@ constexpr Kernel kForwardCombine{
              .variant_params = "ForwardVariantParams",
              .function = "kernel::forward_combine"},
     .fields = kForwardCombineFields,
+    .starts_early = always,
 };
 
 constexpr Field kBackwardPreprocessFields[] = {

@@ -40,7 +40,7 @@ constexpr Field kFields[] = {
         .open("1: no warps share query rows, 2: pairs do, 4 and 8: groups of so many"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
-    field<&SpecHead::page_size>("page_size").when_above_0().as("kPageSize", "keys of a page"),
+    field<&SpecHead::page_size>("page_size").when_not_0().as("kPageSize", "keys of a page"),
     field<&Sm80Forward::split_keys>("split_keys")
         .when_above_0()
         .as("kSplitKeys", "whose softmax is formed alone: a fixed split size"),

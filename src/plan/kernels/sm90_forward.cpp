@@ -46,7 +46,7 @@ constexpr Field kFields[] = {
     field<&SpecHead::bounded>("bounded").when_set().as("kBounded", "all blocks run at once"),
     field<&SpecHead::place_in_memory>("place_in_memory").when_set().as("kPlaceInMemory"),
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
-    field<&SpecHead::page_size>("page_size").when_above_0().as("kPageSize", "keys of a page"),
+    field<&SpecHead::page_size>("page_size").when_not_0().as("kPageSize", "keys of a page"),
     field<&SpecHead::accumulate>("accumulate").when_set().as("kAccumulate", "to what o and lse hold"),
 };
 static_assert(is_complete<Sm90Forward>(kFields));

@@ -20,7 +20,7 @@ constexpr Field kFields[] = {
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
     field<&SpecHead::bounded>("bounded").when_set().as("kBounded", "all blocks run at once"),
     field<&SpecHead::place_in_memory>("place_in_memory").when_set().as("kPlaceInMemory"),
-    field<&SpecHead::page_size>("page_size").when_above_0().as("kPageSize", "keys of a page"),
+    field<&SpecHead::page_size>("page_size").when_not_0().as("kPageSize", "keys of a page"),
     field<&Sm90WideForward::scheduled>("scheduled")
         .when_set()
         .as("kScheduled", "thread blocks take their parts of a schedule")

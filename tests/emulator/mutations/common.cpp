@@ -56,6 +56,11 @@ std::vector<Mutation> forward_combine_mutations() {
                                                sm80_split(),
                                                {global_out_of_bounds},
                                                2},
+                                              {"hopper_combine_beside_the_kernel_before",
+                                               "if constexpr (kOverlaps<Config>) ptx::griddepcontrol_wait();",
+                                               "",
+                                               sm90_split(),
+                                               {too_early}},
                                           });
 }
 

@@ -67,6 +67,11 @@ std::vector<Mutation> paged_copy_mutations() {
            "if (valid) copy_row(tile + Tile::offset(row, 0), pointer, step, kRows - row, kRows, thread % kLanes);",
            sm80_paged(),
            {shared_uninitialised}},
+          {"keys_in_front_of_a_contiguous_request_are_read",
+           "row + i * kRowStep >= begin ? end - row : 0;",
+           "row + i * kRowStep >= begin ? end - row : end - row;",
+           sm80_contiguous(),
+           {global_uninitialised}},
       });
 }
 
@@ -113,6 +118,21 @@ std::vector<Mutation> paged_forward_mutations() {
                                                         "static_cast<const Element*>(base) + rows.kv_head() * stride_h",
                                                         "static_cast<const Element*>(base) + 0 * stride_h",
                                                         sm80_paged(),
+                                                        {}},
+                                                       {"cache_row_of_the_request_before_its_index",
+                                                        "cache + table_row * stride_b +",
+                                                        "cache + tile.batch * stride_b +",
+                                                        sm80_contiguous(),
+                                                        {global_uninitialised}},
+                                                       {"contiguous_keys_of_the_longest_request",
+                                                        "end = lengths.s_kv - first;",
+                                                        "end = params.s_kv - first;",
+                                                        sm80_contiguous(),
+                                                        {global_uninitialised}},
+                                                       {"contiguous_keys_of_the_first_head",
+                                                        "rows.kv_head() * stride_h + first * stride_s;",
+                                                        "0 * stride_h + first * stride_s;",
+                                                        sm80_contiguous(),
                                                         {}},
                                                    })});
 }

@@ -61,6 +61,10 @@ KernelSpec sm80_split() {
   return changed(sm80(1), [](KernelSpec& spec) { spec.split = true; });
 }
 
+KernelSpec sm90_split() {
+  return changed(sm90(), [](KernelSpec& spec) { spec.split = true; });
+}
+
 KernelSpec sm80_packed_gqa() {
   return changed(sm80(1), [](KernelSpec& spec) { spec.pack_gqa = true; });
 }

@@ -24,6 +24,7 @@ KernelSpec sm80(int stages);
 KernelSpec sm80_q_in_registers();
 KernelSpec sm80_unaligned();
 KernelSpec sm80_split();
+KernelSpec sm90_split();
 KernelSpec sm80_packed_gqa();
 KernelSpec sm80_pair(int stages);   ///< of warps
 KernelSpec sm80_group(int stages);  ///< of four warps

@@ -167,7 +167,7 @@ GivenConfig Arguments::config(bool host) {
   if (random_.one_in(host ? 8 : 3)) value.kernel = kernel_override();
   if (random_.one_in(host ? 8 : 3)) value.kernel_backward = kernel_override();
   if (random_.one_in(4)) {
-    constexpr std::int64_t kPageSizes[] = {1, 3, 8, 12, 16, 40, 64, 256};
+    constexpr std::int64_t kPageSizes[] = {1, 3, 8, 12, 16, 40, 64, 256, FA_CONTIGUOUS, FA_CONTIGUOUS};
     value.page_size = random_.pick(kPageSizes);
     value.dropout = 0;
     value.causal_align = 0;
@@ -413,7 +413,8 @@ const fa_tensor* Arguments::heads_tensor(const GivenConfig& config, const Sizes&
     if (!sizes.heads && random_.one_in(2)) return tensor(dtype, {pages, page, d}, use, true, seen);
     return tensor(dtype, {pages, heads, page, d}, use, true, seen);
   }
-  if (config.seen.varlen != 0) return tensor(dtype, {rows, heads, d}, use, true, seen);
+  const bool of_cache = keys && page == FA_CONTIGUOUS;
+  if (config.seen.varlen != 0 && !of_cache) return tensor(dtype, {rows, heads, d}, use, true, seen);
   if (!sizes.heads) return tensor(dtype, {sizes.b, rows, d}, use, true, seen);
   return tensor(dtype, {sizes.b, heads, rows, d}, use, true, seen);
 }
@@ -446,7 +447,7 @@ const std::int32_t* Arguments::lengths(std::vector<std::int32_t> values, std::in
 
 /// Of dense queries, `b` may be 0 for that of q, right or wrong.
 const fa_sequences* Arguments::sequences(const GivenConfig& config, const Sizes& sizes, const fa_tensor& q) {
-  const bool paged = config.seen.page_size > 0;
+  const bool paged = config.seen.page_size != 0;
   requests_ = sizes.b;
   if ((config.seen.varlen != 0 || paged) == bad()) return nullptr;
   fa_sequences value{};
@@ -472,11 +473,13 @@ const fa_sequences* Arguments::sequences(const GivenConfig& config, const Sizes&
 
 const fa_paged_cache* Arguments::cache(const GivenConfig& config, const Sizes& sizes) {
   const std::int64_t page = config.seen.page_size;
-  if ((page > 0) == bad()) return nullptr;
+  if (page == FA_CONTIGUOUS ? random_.one_in(3) : (page > 0) == bad()) return nullptr;
   fa_paged_cache value{};
   const bool indexed = random_.one_in(3);
   const std::int64_t max_pages = sizes.s_kv / std::clamp<std::int64_t>(page, 1, 256) + 1;
-  value.block_table = tensor(bad() ? FA_F32 : FA_I32, {sizes.b + (indexed ? 1 : 0), max_pages}, Use::input, false);
+  if (page != FA_CONTIGUOUS || bad()) {
+    value.block_table = tensor(bad() ? FA_F32 : FA_I32, {sizes.b + (indexed ? 1 : 0), max_pages}, Use::input, false);
+  }
   if (indexed) value.batch_index = lengths({0, 1}, requests_);
   if (random_.one_in(3)) value.seq_begin = lengths({static_cast<std::int32_t>(random_.below(3))}, requests_);
   if (bad() && random_.one_in(3)) value.block_table = nullptr;
@@ -577,7 +580,7 @@ ForwardArguments Arguments::forward(const GivenConfig& config) {
   inputs.tiles = tiles();
   inputs.place = place(given);
   inputs.max_multiprocessors = multiprocessors();
-  if (config.seen.page_size > 0 ? random_.one_in(2) : bad()) inputs.schedule = schedule();
+  if (config.seen.page_size != 0 ? random_.one_in(2) : bad()) inputs.schedule = schedule();
   inputs.cache = cache(config, given);
   if (config.seen.page_size > 0 ? random_.one_in(4) : bad()) {
     inputs.prefixes = prefixes(config, given, &inputs.prefix_count);

@@ -318,7 +318,7 @@ TEST_F(AppendRefuses, ValuesThatDoNotFit) {
 }
 
 TEST_F(AppendRefuses, PageSizes) {
-  for (const std::int64_t size : {std::int64_t{-1}, std::int64_t{1} << 31}) {
+  for (const std::int64_t size : {kContiguous - 1, std::int64_t{1} << 31}) {
     AttentionConfig config = case_.config();
     config.page_size = size;
     expect_invalid("page_size", [&] { host(config); });

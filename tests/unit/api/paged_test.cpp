@@ -329,7 +329,7 @@ TEST_F(PagedCall, ConfigurationsThatDoNotGoWithPagesAreNamed) {
     change(config);
     expect_invalid(argument, [&] { Attention::create(config, Device::host()); });
   };
-  refused("page_size", [](AttentionConfig& c) { c.page_size = -1; });
+  refused("page_size", [](AttentionConfig& c) { c.page_size = kContiguous - 1; });
   refused("page_size", [](AttentionConfig& c) { c.page_size = std::int64_t{1} << 31; });
   refused("causal_align", [](AttentionConfig& c) { c.causal_align = CausalAlign::top_left; });
   refused("dropout", [](AttentionConfig& c) { c.dropout = 0.1f; });

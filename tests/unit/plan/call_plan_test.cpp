@@ -105,7 +105,7 @@ TEST(CallPlan, TheSm80FamilyTakesWhatIsBehindTheMaps) {
   const Problem p = some_problem(512);
   Planned planned;
   plan_forward_call(p, {Family::sm80, {{"splits", 2}}}, false, &planned);
-  EXPECT_EQ(text_of(planned.call, planned.kernels), (Names{"fa_sm80_forward", "fa_forward_combine"}));
+  EXPECT_EQ(text_of(planned.call, planned.kernels), (Names{"fa_sm80_forward", "+fa_forward_combine"}));
   for (const Step& step : planned.call.steps()) {
     EXPECT_EQ(step.params, &planned.call.forward_params.attention.base);
   }

@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
+
+#include <fa/paged.hpp>
 
 #include "plan/planner.hpp"
 #include "plan/workspace.hpp"
@@ -47,6 +50,50 @@ TEST(Schedule, IsOfLongRequestsOverPages) {
   problem.variants = &window;
   problem.window_left = 100;
   EXPECT_FALSE(choose(problem, {}).scheduled) << "no row sees many keys";
+}
+
+/// A contiguous cache is shared out as pages are, in kernels that differ from theirs in where rows lie.
+TEST(Schedule, IsOfContiguousCachesToo) {
+  for (const std::int64_t b : {4, 200}) {
+    for (const bool given : {false, true}) {
+      Problem pages = decode(b, 8192), rows = pages;
+      pages.given_schedule = rows.given_schedule = given;
+      rows.page_size = static_cast<int>(kContiguous);
+      EXPECT_EQ(choose(rows, {}).scheduled, choose(pages, {}).scheduled);
+      EXPECT_EQ(choose(rows, {}).own_parts, choose(pages, {}).own_parts);
+      KernelSpec kernel = kernel_of(rows);
+      EXPECT_NE(canonical(kernel).find(" page_size=-1"), std::string::npos) << canonical(kernel);
+      kernel.page_size = 16;
+      EXPECT_EQ(kernel, kernel_of(pages));
+      EXPECT_EQ(schedule_spec(kernel), schedule_spec(kernel_of(rows)));
+    }
+  }
+  Problem few = decode(4, 256);
+  few.page_size = static_cast<int>(kContiguous);
+  EXPECT_FALSE(choose(few, {}).scheduled);
+}
+
+/// Where a block a multiprocessor has few KV tiles, latency counts, and a fourth buffer hides more of it. Of long parts
+/// two blocks with three each take turns.
+TEST(Schedule, ShortPartsHaveABlockOfFourBuffers) {
+  for (const std::int64_t page_size : {std::int64_t{16}, kContiguous}) {
+    const auto stages = [&](std::int64_t b, std::int64_t s_kv) {
+      Problem problem = decode(b, s_kv);
+      problem.page_size = static_cast<int>(page_size);
+      problem.given_schedule = false;
+      const KernelSpec spec = kernel_of(problem);
+      EXPECT_EQ(spec.min_blocks, spec.stages == 4 ? 1 : 2);
+      return spec.stages;
+    };
+    EXPECT_EQ(stages(1, 1024), 4);
+    EXPECT_EQ(stages(1, 8192), 4);
+    EXPECT_EQ(stages(1, 16384), 4);
+    EXPECT_EQ(stages(1, 32768), 3);
+    EXPECT_EQ(stages(1, 131072), 3);
+    EXPECT_EQ(stages(2, 8192), 4);
+    EXPECT_EQ(stages(2, 16384), 3);
+    EXPECT_EQ(stages(8, 8192), 3) << "many heads";
+  }
 }
 
 // Equal limits, another number of requests or longer ones: the grid is that of the multiprocessors.

@@ -78,8 +78,8 @@ class Row {
  private:
   double of(const HostTensor& pool, std::int64_t key, std::int64_t d) const {
     const std::int64_t table_row = data_.batch_index.empty() ? static_cast<std::int64_t>(i_) : data_.batch_index[i_];
-    const std::int32_t page = data_.table[static_cast<std::size_t>(table_row * data_.max_pages + key / c_.page_size)];
-    return pool.at(page, h_ / (c_.attention.h_q / c_.attention.h_kv), key % c_.page_size, d);
+    const std::int32_t page = data_.table[static_cast<std::size_t>(table_row * data_.max_pages + key / data_.page_rows)];
+    return pool.at(page, h_ / (c_.attention.h_q / c_.attention.h_kv), key % data_.page_rows, d);
   }
   double score(std::int64_t key) const {
     double sum = 0;
@@ -136,7 +136,7 @@ TEST_P(PagedReference, IsAsTheBookHasIt) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Pages, PagedReference, testing::Values(1, 3, 8, 12, 16, 40, 64, 256));
+INSTANTIATE_TEST_SUITE_P(Pages, PagedReference, testing::Values(kContiguous, 1, 3, 8, 12, 16, 40, 64, 256));
 
 TEST(PagedReferencePadding, IsClearedWhereItIsAsked) {
   const PagedCase c = base_case(16, true);

@@ -212,8 +212,8 @@ Tensor numbers(const std::vector<std::int32_t>& values, std::vector<std::int64_t
 /// What a cache file holds besides q.
 std::map<std::string, Tensor> cache_file(const PagedData& data) {
   const auto b = static_cast<std::int64_t>(data.used_kv.size());
-  std::map<std::string, Tensor> tensors = {{"block_table", numbers(data.table, {data.table_rows, data.max_pages})},
-                                           {"seqused_kv", numbers(data.used_kv, {b})}};
+  std::map<std::string, Tensor> tensors = {{"seqused_kv", numbers(data.used_kv, {b})}};
+  if (!data.contiguous) tensors["block_table"] = numbers(data.table, {data.table_rows, data.max_pages});
   if (!data.begin.empty()) tensors["seq_begin"] = numbers(data.begin, {b});
   if (!data.batch_index.empty()) tensors["batch_index"] = numbers(data.batch_index, {b});
   return tensors;
@@ -253,6 +253,34 @@ TEST_F(RunCommand, ReadsAKvCache) {
   EXPECT_FALSE(run(wrong, "--causal")) << "no gradients over pages";
 }
 
+/// Rows [rows, h_kv, s_max, d], found by batch_index; packed queries, too.
+TEST_F(RunCommand, ReadsAContiguousCache) {
+  PagedCase c{.attention = {.h_q = 4, .h_kv = 2, .d_qk = 16, .d_v = 24, .dtype = DType::bf16, .causal = true},
+              .rows = {3, 3, 3},
+              .keys = {45, 3, 70},
+              .begin = {0, 1, 30},
+              .page_size = kContiguous,
+              .indexed = true};
+  const PagedData data = make_data(c);
+  std::map<std::string, Tensor> tensors = cache_file(data);
+  tensors["q"] = stored(data.q);
+  tensors["k"] = stored(data.k);
+  tensors["v"] = stored(data.v);
+  ASSERT_TRUE(run(tensors, "--causal --verify"));
+  expect_written("o", reference_f64(c, data).o.view(), 0x1p-8);
+  expect_written("lse", reference_f64(c, data).lse.view(), 1e-5);
+  ASSERT_TRUE(run(tensors, "--causal --window-left 20 --softcap 5 --verify"));
+  EXPECT_FALSE(run(tensors, "--causal --pages nhd")) << "as many heads as a row has positions";
+  std::map<std::string, Tensor> wrong = tensors;
+  wrong["seqused_kv"] = numbers({45, 3, 1000}, {3});
+  EXPECT_FALSE(run(wrong, "--causal")) << "more keys than a row of the cache has";
+  wrong = tensors;
+  wrong["batch_index"] = numbers({0, 1, 5}, {3});
+  EXPECT_FALSE(run(wrong, "--causal")) << "no such row";
+  wrong.erase("batch_index");
+  EXPECT_FALSE(run(wrong, "--causal")) << "more rows than requests";
+}
+
 /// Pages [pages, page_size, h_kv, d], and packed queries.
 TEST_F(RunCommand, ReadsAKvCacheForAPackedBatch) {
   PagedCase c{
@@ -287,6 +315,8 @@ TEST_F(RunCommand, ReadsAKvCacheForAPackedBatch) {
   EXPECT_FALSE(run(tensors, "--causal --pages nhd --lengths 1,20,5"));
   EXPECT_FALSE(run(tensors, "--causal --pages nhd"));
   tensors.erase("block_table");
+  EXPECT_FALSE(run(tensors, "--causal --pages nhd --lengths 1,20,0,5")) << "pages are no rows of a cache";
+  tensors.erase("seqused_kv");
   EXPECT_FALSE(run(tensors, "--causal --pages nhd --lengths 1,20,0,5")) << "no cache";
 }
 
