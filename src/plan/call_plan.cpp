@@ -226,8 +226,9 @@ void CallPlan::bind_forward(const SectionAddresses& at) noexcept {
   kernel::ForwardVariantParams& params = forward_params.attention.base;
   params.next_tile = at_section<std::int32_t>(at, Section::counters);
   if (workspace.has(Section::schedule)) params.paged.schedule = at_section<void>(at, Section::schedule);
-  params.partial_o = at_section<float>(at, Section::partial_o);
-  params.partial_lse = at_section<float>(at, Section::partial_lse);
+  // Statistics of rows are in their places where keys are not split.
+  if (workspace.has(Section::partial_o)) params.partial_o = at_section<float>(at, Section::partial_o);
+  if (workspace.has(Section::partial_lse)) params.partial_lse = at_section<float>(at, Section::partial_lse);
   if (step(Role::norms) != nullptr) {
     params.variant.norms =
         reinterpret_cast<std::uint32_t*>(at_section<std::byte>(at, Section::counters) + kCounterBytes);

@@ -82,10 +82,13 @@ struct SpecHead {
   bool dropout = false;     ///< drops elements of P
   int page_size = 0;        ///< keys of a page that k and v are in; 0: they are plain tensors
   bool accumulate = false;  ///< adds to the state that o and lse hold
-  bool bounded = false;     ///< a persistent grid takes its tiles in one wave, however they differ
-  Variants variants;        ///< what is computed besides plain attention
-  bool debug = false;       ///< waits and addresses are checked on the device
-  int min_blocks = 1;       ///< resident thread blocks a multiprocessor that the register allocation must allow
+  int max_logit = 0;        ///< a forward stores the greatest logit of rows: 1 of the softmax, 2 of the scaled scores
+  bool max_logit_by_head = false;  ///< or of query heads
+  bool entropy = false;            ///< a forward stores the entropy of rows of P
+  bool bounded = false;            ///< a persistent grid takes its tiles in one wave, however they differ
+  Variants variants;               ///< what is computed besides plain attention
+  bool debug = false;              ///< waits and addresses are checked on the device
+  int min_blocks = 1;              ///< resident thread blocks a multiprocessor that the register allocation must allow
 
   friend bool operator==(const SpecHead&, const SpecHead&) = default;
 };

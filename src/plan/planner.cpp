@@ -146,6 +146,10 @@ Choice choose_alone(const Problem& problem, const Fixed& fixed) noexcept {
   const bool beyond_l2 = s_q >= kDynamicRows && head_bytes / std::max<std::int64_t>(group, 1) >= kDynamicHeadBytes;
   choice.dynamic =
       may_be_dynamic(problem, choice) && (choice.affine_reach || beyond_l2 || (s_q >= kUnevenRows && is_uneven(tiles)));
+  if (problem.row_statistics()) {  // a block has its rows alone
+    choice.splits = 1;
+    choice.scheduled = false;
+  }
   if (problem.fixed_rows()) {
     choice.splits = 1;
     choice.scheduled = false;
@@ -273,6 +277,17 @@ bool may_be_dynamic(const Problem& problem, const Choice& choice) noexcept {
 bool may_have_reach(const Problem& problem, const Choice& choice) noexcept {
   const ForwardFamily& family = forward_family(choice.family);
   return family.may_have_reach != nullptr && choice.splits <= 1 && !choice.pack_gqa && family.may_have_reach(problem);
+}
+
+void set_statistics(const Problem& problem, KernelSpec& spec) noexcept {
+  const Statistics& wanted = problem.statistics;
+  if (wanted.max_logit != MaxLogit::none) {
+    // Without a function the softmax takes the scaled scores.
+    const bool tracks = wanted.max_logit == MaxLogit::scaled && !spec.variants.score.empty();
+    spec.max_logit = tracks ? 2 : 1;
+    spec.max_logit_by_head = wanted.max_logit_by_head;
+  }
+  spec.entropy = wanted.entropy;
 }
 
 KernelSpec row_norms_spec(const KernelSpec& attention) noexcept {

@@ -96,6 +96,9 @@ bool may_be_dynamic(const Problem& problem, const Choice& choice) noexcept;
 /// Whether a kernel of this choice may leave out KV tiles by norms.
 bool may_have_reach(const Problem& problem, const Choice& choice) noexcept;
 
+/// The statistics of rows that a kernel of the problem stores.
+void set_statistics(const Problem& problem, KernelSpec& spec) noexcept;
+
 /// The kernel that looks for norms, and its thread blocks.
 KernelSpec row_norms_spec(const KernelSpec& attention) noexcept;
 std::int64_t row_norms_blocks(const Problem& problem, const KernelSpec& norms) noexcept;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 
+#include <fa/statistics.hpp>
 #include <fa/tensor.hpp>
 #include <fa/types.hpp>
 
@@ -38,6 +39,7 @@ struct Problem {
   bool key_scales = false;      ///< likewise: k_scale is of keys
   bool value_scales = false;    ///< and v_scale
   Invariance invariance = Invariance::none;  ///< of a forward
+  Statistics statistics = {};                ///< of a forward
   Gradients gradients = {};                  ///< of a backward
   bool placed = false;                       ///< calls have places in larger attentions
   bool bounded = false;                      ///< fewer multiprocessors than there are take a call's tiles
@@ -70,6 +72,9 @@ struct Problem {
   bool fixed_rows() const noexcept {
     return invariance == Invariance::rows || (invariance == Invariance::batch && ragged());
   }
+
+  /// Whether the kernel that has the rows stores statistics of them.
+  bool row_statistics() const noexcept { return statistics.max_logit != MaxLogit::none || statistics.entropy; }
 
   bool paged() const noexcept { return page_size > 0; }
   /// Whether the device alone knows how many rows, or keys, a batch entry has.

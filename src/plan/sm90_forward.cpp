@@ -253,6 +253,7 @@ const char* sm90_forward_misfit(const Problem& problem) noexcept {
   if (std::max(problem.d_qk, problem.d_v) > kMaxHeadDim) return "sm90 with head dims up to 256";
   if (problem.stored()) return "sm90 with K and V of the queries' dtype";
   if (problem.fixed_rows()) return "sm90 with invariance none, or batch without varlen and page_size";
+  if (problem.row_statistics()) return "sm90 without statistics of rows";
   if (problem.page_size % kBoxRows != 0) return "sm90 with a page_size that is a multiple of 8";
   const bool chunked = problem.variants != nullptr && problem.variants->chunked;
   if (problem.paged() && chunked) return "sm90 with page_size 0, or without chunks";

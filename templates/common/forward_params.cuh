@@ -14,8 +14,14 @@ struct ForwardParams {
   const void* v;       // [b, h_kv, s_kv, d_v], or pages
   void* o;             // [b, h_q, s_q, d_v]
   float* lse;          // [b, h_q, s_q], may be null
-  float* partial_o;    // [splits, b, h_q, s_q, d_v], split kernels only; fixed_splits.cuh has those of a fixed size
-  float* partial_lse;  // [splits, b, h_q, s_q, 2], a LogSum each, split kernels only
+  union {
+    float* partial_o;  // [splits, b, h_q, s_q, d_v], split kernels only; fixed_splits.cuh has those of a fixed size
+    float* max_logit;  // [b, h_q, s_q], or [h_q]; kernels with that statistic only, which are not split
+  };
+  union {
+    float* partial_lse;  // [splits, b, h_q, s_q, 2], a LogSum each, split kernels only
+    float* entropy;      // [b, h_q, s_q]; likewise
+  };
   int32_t* next_tile;  // dynamic kernels, and those that share fixed splits: 0 at the launch
 
   int64_t stride_q_b, stride_q_h, stride_q_s;
