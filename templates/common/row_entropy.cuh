@@ -40,10 +40,15 @@ struct RowEntropy<kMTiles, true> {
         const float t = ptx::fma(s[n][e], scale_log2, -offset);
         s[n][e] = ptx::ex2(t);
         total += s[n][e];
-        weighted[m][r] = ptx::fma(s[n][e], ptx::max(t, kLowest), weighted[m][r]);
+        add_weighted(m, r, s[n][e], t);
       }
     }
     return total;
+  }
+
+  /// P = exp2(t) of one score.
+  FA_DEVICE void add_weighted(int m, int r, float p, float t) {
+    weighted[m][r] = ptx::fma(p, ptx::max(t, kLowest), weighted[m][r]);
   }
 
   FA_DEVICE void add_lanes() {

@@ -102,6 +102,28 @@ std::vector<StatisticsCase> make_cases() {
        both,
        {"sm80", "tile_m=32 tile_n=32 warps=2 stages=2 loop_bodies=2"}},
   };
+  for (const fa::DType dtype : {DType::bf16, DType::f16}) {
+    const bool causal = dtype == DType::bf16;
+    const std::string small = "tile_m=64 tile_n=64 stages=2 q_buffers=1 pack_gqa=0";
+    const std::string name = causal ? "sm90_causal" : "sm90";
+    cases.push_back({name, attention(dtype, {2, 2, 1, 100, 150, 32, 32}, causal), both, {"sm90", small}});
+    cases.push_back(
+        {name + "_heads", attention(dtype, {2, 3, 1, 100, 150, 32, 32}, causal, -0.3f), heads, {"sm90", small}});
+    cases.push_back({name + "_heads_packed",
+                     attention(dtype, {2, 4, 2, 40, 150, 16, 16}, causal),
+                     asks(MaxLogit::softmax, true, true),
+                     {"sm90", "tile_m=64 tile_n=64 stages=2 q_buffers=1 pack_gqa=1"}});
+  }
+  cases.push_back({"sm90_no_keys",
+                   attention(DType::bf16, {1, 2, 1, 150, 70, 16, 16}, true),
+                   both,
+                   {"sm90", "tile_m=128 tile_n=32 stages=2 q_buffers=2"}});
+  StatisticsCase sink{"sm90_sink",
+                      attention(DType::bf16, {1, 2, 1, 100, 150, 16, 16}, true),
+                      both,
+                      {"sm90", "tile_m=64 tile_n=64 stages=2 q_buffers=1 pack_gqa=0"}};
+  sink.config.sink = true;
+  cases.push_back(sink);
   StatisticsCase window{"window_sink", attention(DType::bf16, {1, 2, 1, 45, 70, 16, 16}, true), both, {"sm80", kSmall}};
   window.config.window_left = 9;
   window.config.sink = true;
@@ -221,6 +243,19 @@ const std::vector<StatisticsMutation>& statistics_mutations() {
        "",
        "groups",
        {FaultKind::shared_race}},
+      {"sm90_heads_of_rows_that_are_not_there",
+       "sm90/sm90_row_statistics.cuh",
+       "if (!e.has_row(query, row)) continue;",
+       "",
+       "sm90",
+       {FaultKind::global_out_of_bounds}},
+      {"sm90_maxima_by_the_scale_as_it_is", "sm90/sm90_row_statistics.cuh", "ptx::abs(e.params.scale)",
+       "e.params.scale", "sm90_heads"},
+      {"sm90_entropy_does_not_follow_the_maxima", "sm90/sm90_softmax.cuh",
+       "this->shrink_entropy(0, r, sum[r], factor[r]);", "this->shrink_entropy(0, r, sum[r], 1.f);", "sm90_causal"},
+      {"sm90_entropy_without_the_sinks_weight", "sm90/sm90_epilogue.cuh",
+       "weight[r] = kernel::weight_of(keys, lse[r]);",
+       "weight[r] = 1.f; inverse_sum[r] *= kernel::weight_of(keys, lse[r]);", "sm90_sink"},
       {"heads_of_rows_that_are_not_there", "sm80/sm80_forward_statistics.cuh", "if (row >= f.row_count) return;", "",
        "heads_below_zero"},
   };
