@@ -56,10 +56,6 @@ Attention::Impl::Impl(const AttentionConfig& config, Device device) : config_(co
     host_.emplace(config_, functions_, scale);
     return;
   }
-  if (config_.statistics.column_sums != ColumnSums::none) {
-    support::throw_unsupported("statistics.column_sums", static_cast<int>(config_.statistics.column_sums),
-                               "none on a GPU");
-  }
   context_.emplace(driver::ContextRef::acquire(device));
   device_ = Device::cuda(context_->info().ordinal);
   plan::limits(context_->info().arch);
@@ -106,6 +102,7 @@ void Attention::Impl::forward(const ForwardInputs& inputs, const ForwardOutputs&
   const api::CheckedStatistics& statistics = call.statistics;
   packed_->clear(statistics.max_logit_rows, call.sequences, call.shape, false, kNothing, stream);
   packed_->clear(statistics.entropy_rows, call.sequences, call.shape, false, 0, stream);
+  packed_->clear(statistics.column_sums, call.sequences, call.shape, true, 0, stream);
   if (statistics.heads > 0) fill(statistics.outputs.max_logit, statistics.heads, kNothing, stream);
   if (call.empty) {
     const TensorView& sums = statistics.outputs.column_sums;

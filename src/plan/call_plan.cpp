@@ -7,6 +7,7 @@
 
 #include "plan/backward_launch.hpp"
 #include "plan/catalogue.hpp"
+#include "plan/column_sums.hpp"
 #include "plan/early_start.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/schedule.hpp"
@@ -83,6 +84,9 @@ KernelSet companions(const Problem& problem, const KernelSet& kernels) {
   const KernelSpec& dq = kernels[Role::dq];
   if (attention.scheduled()) result[Role::schedule] = schedule_spec(attention);
   if (attention.affine_reach()) result[Role::norms] = row_norms_spec(attention);
+  if (attention.op() == Op::forward && problem.statistics.column_sums != ColumnSums::none) {
+    result[Role::column_sums] = column_sums_spec(problem);
+  }
   if (!needs_tile_lists(problem)) return result;
   result[Role::tile_lists] = mask_tiles_spec(attention);
   if (dq.warps != 0) result[Role::dq_tile_lists] = mask_tiles_spec(dq);
@@ -153,6 +157,13 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
   if (choice.splits > 1) {
     const std::int64_t rows = std::int64_t{params.b} * params.h_q * params.s_q;
     call.add(Role::combine, ceil_div(rows, kernels[Role::combine].warps), &params);
+  }
+  if (problem.statistics.column_sums != ColumnSums::none) {
+    const KernelSpec& sums = kernels[Role::column_sums];
+    const std::int64_t blocks = column_sums_params(
+        problem, sums, params, static_cast<float*>(tensors.statistics.column_sums.data), call.forward_params.sums);
+    check_bound(problem, sums, blocks, facts.multiprocessors);
+    call.add(Role::column_sums, blocks, &call.forward_params.sums);
   }
 }
 

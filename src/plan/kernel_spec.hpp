@@ -11,6 +11,7 @@
 
 #include "plan/arch.hpp"
 #include "plan/kernels/append.hpp"
+#include "plan/kernels/column_sums.hpp"
 #include "plan/kernels/helpers.hpp"
 #include "plan/kernels/merge_states.hpp"
 #include "plan/kernels/sm80_backward.hpp"
@@ -57,6 +58,7 @@ enum class Op : std::uint8_t {
   mask_keys,            ///< lists of row tiles, for tiles of keys
   append,               ///< new keys and values into a cache
   merge,                ///< partial results over different keys
+  column_sums,          ///< of P, behind a forward
 };
 
 /// What specs of several kernels have. Which of it a kernel depends on, its list of fields says (field.hpp).
@@ -102,7 +104,7 @@ struct KernelSpec : SpecHead {
   using Own = std::variant<Sm80Forward, Sm90Forward, ForwardCombine, Sm80Backward, Sm80BackwardDq, Sm90Backward,
                            Sm90BackwardPair, BackwardPreprocess, BackwardConvert, BackwardReduce, BackwardSink,
                            ClearPadding, RowNorms, Schedule, MaskRows, MaskKeys, Append, MergeStates, AppendStored,
-                           Sm90WideForward, Sm90Fp8Forward>;
+                           Sm90WideForward, Sm90Fp8Forward, ColumnSumsPass>;
   Own own;
 
   template <class Which>

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "plan/catalogue.hpp"
+#include "plan/column_sums.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/row_arithmetic.hpp"
 #include "plan/schedule.hpp"
@@ -226,6 +227,7 @@ ForwardPlan plan_forward(const Problem& problem, const Fixed& fixed) {
   plan.combine.accumulate = problem.accumulate;
   if (problem.variants != nullptr) plan.combine.variants.sink = problem.variants->sink;
   plan.norms = row_norms_spec(plan.kernel);
+  if (problem.statistics.column_sums != ColumnSums::none) plan.sums = column_sums_spec(problem);
   return plan;
 }
 
@@ -242,6 +244,7 @@ std::vector<Alternatives> kernels_of(const ForwardPlan& plan) {
   std::vector<Alternatives> kernels{std::move(attention)};
   if (plan.kernel.split && plan.kernel.split_keys() == 0) kernels.push_back({plan.combine});
   if (reaches) kernels.push_back({plan.norms});
+  if (plan.sums.warps != 0) kernels.push_back({plan.sums});
   kernels.insert(kernels.end(), schedules.begin(), schedules.end());
   return kernels;
 }

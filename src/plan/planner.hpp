@@ -57,6 +57,7 @@ struct ForwardPlan {
   std::vector<KernelSpec> alternatives;
   KernelSpec combine;  ///< meaningful when kernel.split
   KernelSpec norms;    ///< meaningful when the kernel that is taken has affine_reach
+  KernelSpec sums;     ///< of columns of P; without warps where they are not wanted
 };
 
 /// What a call follows of `fixed`: all of it, but for calls that the sm80 family serves although the configuration's

@@ -56,7 +56,7 @@ void fetch_rows(const Memory& memory, const Placed& from, HostTensor& o) {
 }  // namespace
 
 StatisticsResults run_statistics(const StatisticsCase& c, const StatisticsData& data, std::uint64_t seed,
-                                 const std::string& kernel) {
+                                 const std::string& kernel, const std::string& sums_kernel) {
   const AttentionCase& a = c.attention;
   StatisticsResults results(c);
   const Placement placement = c.packed() ? Placement::bshd : Placement::bhsd;
@@ -95,6 +95,7 @@ StatisticsResults run_statistics(const StatisticsCase& c, const StatisticsData& 
   PlanKernels kernels;
   kernels.specs[Role::attention] = plan.kernel;
   kernels.names[Role::attention] = kernel;
+  kernels.names[Role::column_sums] = sums_kernel;
   add_companions(problem, kernels);
   const fa::plan::Choice choice{.pack_gqa = plan.kernel.pack_gqa, .family = plan.kernel.family()};
   fa::plan::CallPlan call;

@@ -11,9 +11,10 @@ namespace emulator {
 using fa::test::StatisticsData;
 using fa::test::StatisticsResults;
 
-/// On the emulator; `kernel`: the registered name of the attention kernel, if not its spec's.
+/// On the emulator; `kernel` and `sums`: registered names of the attention kernel and that for column sums, if not
+/// their specs'.
 StatisticsResults run_statistics(const StatisticsCase& c, const StatisticsData& data, std::uint64_t seed,
-                                 const std::string& kernel = {});
+                                 const std::string& kernel = {}, const std::string& sums = {});
 
 }  // namespace emulator
 

@@ -124,6 +124,30 @@ std::vector<StatisticsCase> make_cases() {
                       {"sm90", "tile_m=64 tile_n=64 stages=2 q_buffers=1 pack_gqa=0"}};
   sink.config.sink = true;
   cases.push_back(sink);
+  for (const fa::ColumnSums sums : {fa::ColumnSums::query_heads, fa::ColumnSums::kv_heads}) {
+    const std::string name = sums == fa::ColumnSums::kv_heads ? "sums_of_kv_heads" : "sums";
+    fa::AttentionConfig config;
+    config.statistics.column_sums = sums;
+    const auto add = [&](const char* suffix, const AttentionCase& of, const fa::AttentionConfig& wanted) {
+      return &cases.emplace_back(StatisticsCase{name + suffix, of, wanted, {"sm80", kSmall}});
+    };
+    add("", attention(DType::bf16, {2, 4, 2, 150, 100, 16, 16}, false), config);
+    add("_causal", attention(DType::f16, {1, 2, 1, 300, 140, 24, 16}, true, -0.4f), config);
+    add("_f32", attention(DType::f32, {1, 2, 1, 70, 90, 8, 8}, true), config);
+    add("_function", attention(DType::bf16, {2, 2, 1, 150, 100, 16, 16}, true),
+        with_mask(with_score(config, "score - slope[h] * float(abs(q - kv))", {{"slope", DType::f32}}),
+                  "(q + kv) % 3 != 0"));
+    StatisticsCase* const window =
+        add("_window_sink", attention(DType::bf16, {1, 2, 1, 150, 150, 16, 16}, true), config);
+    window->config.window_left = 40;
+    window->config.sink = true;
+    StatisticsCase* const chunked = add("_chunks", attention(DType::bf16, {1, 2, 1, 150, 150, 16, 16}, true), config);
+    chunked->config.chunk = 50;
+    StatisticsCase* const packed = add("_packed", attention(DType::bf16, {1, 2, 1, 190, 210, 16, 16}, true), config);
+    packed->cu_q = {2, 140, 140, 185};
+    packed->cu_kv = {0, 130, 150, 210};
+    packed->config.varlen = true;
+  }
   StatisticsCase window{"window_sink", attention(DType::bf16, {1, 2, 1, 45, 70, 16, 16}, true), both, {"sm80", kSmall}};
   window.config.window_left = 9;
   window.config.sink = true;
@@ -185,6 +209,7 @@ std::vector<KernelSpec> all_statistics_specs() {
   for (const StatisticsCase& c : statistics_cases()) {
     const KernelSpec forward = plan_of(c).kernel;
     add(forward);
+    if (const KernelSpec sums = plan_of(c).sums; sums.warps != 0) add(sums);
     if (!forward.variants.mask.empty()) add(fa::plan::mask_tiles_spec(forward));
   }
   return unique;
@@ -256,14 +281,66 @@ const std::vector<StatisticsMutation>& statistics_mutations() {
       {"sm90_entropy_without_the_sinks_weight", "sm90/sm90_epilogue.cuh",
        "weight[r] = kernel::weight_of(keys, lse[r]);",
        "weight[r] = 1.f; inverse_sum[r] *= kernel::weight_of(keys, lse[r]);", "sm90_sink"},
+      {"sums_of_one_warp", "sm80/sm80_column_sums.cuh", "total += ptx::from_bits", "total = ptx::from_bits", "sums"},
+      {"sums_take_the_rows_place_early",
+       "sm80/sm80_column_sums.cuh",
+       "ptx::sync_threads();  // all have left Q, whose place the sums take",
+       "",
+       "sums",
+       {FaultKind::shared_race}},
+      {"sums_before_all_warps_are_there",
+       "sm80/sm80_column_sums.cuh",
+       "ptx::sync_threads();  // the sums of all warps are there",
+       "",
+       "sums",
+       {FaultKind::shared_race, FaultKind::shared_uninitialised}},
+      {"sums_of_rows_that_have_not_landed",
+       "sm80/sm80_column_sums.cuh",
+       "ptx::sync_warp();  // the other lanes' copies of this step's rows have landed",
+       "",
+       "sums",
+       {FaultKind::shared_race, FaultKind::shared_in_flight}},
+      {"sums_read_keys_that_have_not_landed",
+       "sm80/sm80_column_sums.cuh",
+       "ptx::sync_threads();  // K has landed for all, and the first rows",
+       "ptx::sync_warp();",
+       "sums",
+       {FaultKind::shared_race, FaultKind::shared_uninitialised, FaultKind::shared_in_flight}},
+      {"sums_wait_for_one_buffer_only",
+       "sm80/sm80_column_sums.cuh",
+       "ptx::cp_async_wait<1>();",
+       "ptx::cp_async_wait<2>();",
+       "sums",
+       {FaultKind::shared_in_flight, FaultKind::shared_uninitialised}},
+      {"sums_of_rows_without_keys", "sm80/sm80_column_sums.cuh", "lse == -kInfinity ? float{kInfinity} : lse * kLog2e",
+       "lse * kLog2e", "sums_causal"},
+      {"sums_of_rows_that_are_not_there", "sm80/sm80_column_sums.cuh", "if (row >= rows.row_count) return kInfinity;",
+       "if (row >= rows.row_count) return 0.f;", "sums"},
+      {"sums_of_hidden_keys", "sm80/sm80_column_sums.cuh", "if (hides_any(rows)) rows.mask(s, tile.block);", "",
+       "sums_causal"},
+      {"sums_of_one_query_head", "sm80/sm80_column_sums.cuh", "tile.head * params.splits + head;",
+       "tile.head * params.splits + 0 * head;", "sums_of_kv_heads"},
+      {"sums_skip_the_last_rows", "sm80/sm80_column_sums.cuh", "blocks = ceil_div(end, kTileM) - first_block;",
+       "blocks = end / kTileM - first_block;", "sums"},
+      {"sums_of_packed_keys_as_dense",
+       "sm80/sm80_column_sums.cuh",
+       "lengths.first_key + first_key;",
+       "first_key;",
+       "sums_packed",
+       {FaultKind::global_not_writable}},
       {"heads_of_rows_that_are_not_there", "sm80/sm80_forward_statistics.cuh", "if (row >= f.row_count) return;", "",
        "heads_below_zero"},
   };
   return list;
 }
 
+bool is_of_sums(const StatisticsMutation& mutation) {
+  return mutation.header == "sm80/sm80_column_sums.cuh";
+}
+
 KernelSpec subject_of(const StatisticsMutation& mutation) {
-  return plan_of(case_named(mutation.subject)).kernel;
+  const fa::plan::ForwardPlan plan = plan_of(case_named(mutation.subject));
+  return is_of_sums(mutation) ? plan.sums : plan.kernel;
 }
 
 }  // namespace emulator

@@ -26,7 +26,7 @@ fa::plan::ForwardPlan plan_of(const StatisticsCase& c);
 /// All kernels of the cases, each once.
 std::vector<fa::plan::KernelSpec> all_statistics_specs();
 
-/// A mistake in the attention kernel of a case, and the faults that may name it; empty: results are wrong.
+/// A mistake in a kernel of a case, and the faults that may name it; empty: results are wrong.
 struct StatisticsMutation {
   std::string name;
   std::string header;
@@ -37,6 +37,7 @@ struct StatisticsMutation {
   int count = 1;
 };
 const std::vector<StatisticsMutation>& statistics_mutations();
+bool is_of_sums(const StatisticsMutation& mutation);  ///< the kernel is that for column sums
 fa::plan::KernelSpec subject_of(const StatisticsMutation& mutation);
 const StatisticsCase& case_named(const std::string& name);
 

@@ -172,5 +172,33 @@ TEST_F(GpuStatistics, OfPackedBatchesAndPages) {
   }
 }
 
+TEST_F(GpuStatistics, OfColumns) {
+  for (const ColumnSums sums : {ColumnSums::query_heads, ColumnSums::kv_heads}) {
+    AttentionConfig config;
+    config.statistics.column_sums = sums;
+    for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+      for (const std::int64_t d : {64, 128, 256, 512}) {
+        for (const bool causal : {false, true}) {
+          expect_right({"sums", attention(dtype, {2, 4, 2, 333, 517, d, d}, causal), config});
+        }
+      }
+    }
+    for (const test::VariantChoice& choice : test::variant_choices(false)) {
+      StatisticsCase c{choice.name, attention(DType::bf16, {2, 4, 2, 200, 333, 128, 128}, true), choice.config};
+      c.config.statistics = {MaxLogit::softmax, false, true, sums};
+      expect_right(c);
+    }
+    StatisticsCase packed{"packed", attention(DType::bf16, {1, 4, 2, 900, 1000, 128, 128}, true), config};
+    packed.cu_q = {5, 300, 300, 431, 890};
+    packed.cu_kv = {0, 420, 440, 440, 1000};
+    packed.config.varlen = true;
+    expect_right(packed);
+    StatisticsCase decode{"decode", attention(DType::bf16, {2, 8, 2, 1, 3000, 128, 128}, true), config};
+    expect_right(decode);  // whose keys are split
+    decode.attention.s_q = 0;
+    expect_right(decode);
+  }
+}
+
 }  // namespace
 }  // namespace fa
