@@ -23,6 +23,7 @@
 #include <fa/paged.hpp>
 #include <fa/schedule.hpp>
 #include <fa/shared_prefix.hpp>
+#include <fa/statistics.hpp>
 #include <fa/tensor.hpp>
 #include <fa/types.hpp>
 
@@ -184,6 +185,10 @@ struct AttentionConfig {
   /// Of forward. Nothing is tuned then, and the planner's first choice runs. Refused with `accumulate`, and with fields
   /// of `kernel`.
   Invariance invariance = Invariance::none;
+  /// What forward tells of scores and of P, in ForwardOutputs::statistics (statistics.hpp). Nothing is tuned then. No
+  /// gradient flows through it. Refused with `accumulate`, `invariance`, shared prefixes and 8-bit floats;
+  /// docs/statistics.md has the rest.
+  Statistics statistics = {};
   /// Kernels that check themselves, for who writes kernels. A wait that does not end is said with its barrier's name,
   /// and ends the kernel with an error; so is an address outside of shared memory. They are slow, nothing is tuned, and
   /// they are stored apart. FA_DEBUG_KERNELS=1 in the environment asks for them too (docs/kernels/debugging.md).
@@ -257,6 +262,7 @@ struct ForwardOutputs {
   /// The log-sum-exp, [b, h_q, s_q], f32 (f64 for f64), natural log, the sink included. A row without keys has -inf, or
   /// the sink where there is one. Optional.
   TensorView lse = {};
+  StatisticsOutputs statistics = {};  ///< with AttentionConfig::statistics
 };
 
 /// What forward was given and what it computed, and the gradient of a loss with respect to that. All on the Attention's

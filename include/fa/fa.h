@@ -202,6 +202,20 @@ typedef struct fa_captured {
   double number;                  /* of a scalar */
 } fa_captured;
 
+/* Of which logits fa_forward tells the greatest of a row. Hidden keys never count. */
+enum fa_max_logit {
+  FA_MAX_LOGIT_NONE = 0,
+  FA_MAX_LOGIT_SOFTMAX = 1, /* of those that the softmax takes: scaled, behind the score function; not the sink */
+  FA_MAX_LOGIT_SCALED = 2   /* of the scaled scores, in front of the score function */
+};
+
+/* Whether fa_forward sums P over the rows, and to what the sums belong. */
+enum fa_column_sums {
+  FA_COLUMN_SUMS_NONE = 0,
+  FA_COLUMN_SUMS_QUERY_HEADS = 1,
+  FA_COLUMN_SUMS_KV_HEADS = 2 /* summed over the query heads of a KV head, too */
+};
+
 /* Everything that is fixed over the life of an attention. */
 typedef struct fa_config {
   uint32_t struct_size;
@@ -289,6 +303,13 @@ typedef struct fa_config {
    * (value_scales). fa_forward_inputs.k_scale and v_scale hold them. */
   int32_t key_scales;
   int32_t value_scales;
+  int32_t reserved; /* 0 */
+  /* What fa_forward tells of scores and of P (fa_forward_outputs). Nothing is tuned then, and no gradient flows through
+   * it. Refused with accumulate, invariance, shared prefixes and 8-bit floats; docs/statistics.md has the rest. */
+  int32_t max_logit;         /* enum fa_max_logit */
+  int32_t max_logit_by_head; /* nonzero: one number for each query head, as QK-clip needs */
+  int32_t entropy;           /* nonzero: of each row of P */
+  int32_t column_sums;       /* enum fa_column_sums */
 } fa_config;
 
 /* Flags of a tensor. */
@@ -483,6 +504,10 @@ typedef struct fa_forward_outputs {
   const fa_tensor* o;   /* [b, h_q, s_q, d_v]; must not overlap itself, lse or an input */
   const fa_tensor* lse; /* [b, h_q, s_q], f32 (f64 for f64), natural log, the sink included; -inf, or the sink, for a
                            row without keys; may be NULL */
+  /* What fa_config asks for: f32 (f64 for f64), row-major without gaps; NULL where it does not. */
+  const fa_tensor* max_logit;   /* [b, h_q, s_q] or [h_q, total_q]; [h_q] with max_logit_by_head; -inf without keys */
+  const fa_tensor* entropy;     /* [b, h_q, s_q] or [h_q, total_q], in nats; 0 without keys */
+  const fa_tensor* column_sums; /* [b, h_q, s_kv], or [b, h_kv, s_kv] of KV heads; of packed batches [h, total_kv] */
 } fa_forward_outputs;
 
 /* What fa_forward was given and what it computed, and the gradient of a loss with respect to that. All are of the

@@ -26,6 +26,8 @@ FAMILIES = {"automatic": 0, "sm80": 1, "sm90": 2}
 CACHE_MODES = {"disk": 0, "memory": 1}
 COMPILE_POLICIES = {"allow": 0, "never": 1}
 INVARIANCES = {"none": 0, "batch": 1, "rows": 2}
+MAX_LOGITS = {"none": 0, "softmax": 1, "scaled": 2}
+COLUMN_SUMS = {"none": 0, "query_heads": 1, "kv_heads": 2}
 TUNE_POLICIES = {"default": 0, "off": 1, "cached": 2, "on": 3}
 
 
@@ -232,7 +234,8 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
                 invariance: str = "none", debug: bool = False, kernel: str = "", backward_kernel: str = "",
                 cache_mode: str = "disk", cache_directory: str = "", compile: str = "allow",
                 host_f64: bool = False, o_dtype: Optional[object] = None, group_size: int = 0,
-                key_scales: bool = False, value_scales: bool = False) -> _abi.Config:
+                key_scales: bool = False, value_scales: bool = False, max_logit: str = "none",
+                max_logit_by_head: bool = False, entropy: bool = False, column_sums: str = "none") -> _abi.Config:
     """The fields of fa_config; score, mask: what `function` makes; page_size: k and v are pages [pages, h_kv, page_size,
     d], -1: a contiguous cache [rows, h_kv, s_max, d]; accumulate: forward adds to what o and lse hold; value_in_key: V is the first so many columns of K, and v None;
     k_dtype, v_dtype: what K, and V, of a cache are stored as, "float8_e4m3fn", "int8" or "uint8", bytes of two codes of 4
@@ -241,7 +244,8 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
     kernel is fixed, in words, "tile_m=192 stages=2"; cache_mode: where compiled kernels are kept; compile: whether some may be
     compiled; host_f64: the host device accumulates in double; o_dtype: with a dtype of
     "float8_e4m3fn" or "float8_e5m2" what o is of; key_scales, value_scales: each key has a scale for its row of
-    k, of v, then."""
+    k, of v, then; max_logit ("softmax", "scaled"), max_logit_by_head, entropy, column_sums ("query_heads", "kv_heads"): what
+    forward tells of scores and of P."""
     override = _abi.KernelOverride(family=_number("family", FAMILIES, family), text=kernel.encode())
     backward_override = _abi.KernelOverride(family=_number("backward_family", FAMILIES, backward_family),
                                             text=backward_kernel.encode())
@@ -258,6 +262,8 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
         cache_directory=os.fsencode(cache_directory),
         has_o_dtype=int(o_dtype is not None), o_dtype=0 if o_dtype is None else _views.dtype_code("o_dtype", o_dtype),
         group_size=int(group_size), key_scales=int(key_scales), value_scales=int(value_scales),
+        max_logit=_number("max_logit", MAX_LOGITS, max_logit), max_logit_by_head=int(max_logit_by_head), entropy=int(entropy),
+        column_sums=_number("column_sums", COLUMN_SUMS, column_sums),
         has_window_left=int(window_left is not None), window_left=int(window_left or 0),
         has_window_right=int(window_right is not None), window_right=int(window_right or 0), kernel=ctypes.pointer(override),
         kernel_backward=ctypes.pointer(backward_override))
@@ -310,19 +316,22 @@ class Attention:
                      cache: Optional[_abi.PagedCache] = None, schedule: Optional[_abi.ScheduleMemory] = None,
                      prefixes: Sequence[_abi.SharedPrefix] = (), k_scale: Any = None,
                      v_scale: Any = None, q_scale: Any = None, place: Optional[_abi.ShardPlace] = None,
-                     max_multiprocessors: int = 0) -> Callable[[], None]:
+                     max_multiprocessors: int = 0, max_logit: Any = None, entropy: Any = None,
+                     column_sums: Any = None) -> Callable[[], None]:
         """A callable that queues the same forward again and again; it keeps the arrays alive. captures: arrays or numbers
         by name; tiles: what `mask_tiles` makes; cache: what `paged_cache` makes, with `requests` as sequences; schedule: what
         `bind_schedule` fills for the same lengths; prefixes: levels that `shared_prefix` makes; k_scale, v_scale: float32, of
         the rows of k and v without their last axis, where these are stored in 8 bits. Of 8-bit floats they are [b, h_kv], and
         q_scale [b, h_q, s_q] or [b, h_q]. place: what `shard_place` makes, of a part of a larger attention;
-        max_multiprocessors: how many the attention kernel takes at a time, 0 all."""
+        max_multiprocessors: how many the attention kernel takes at a time, 0 all; max_logit, entropy, column_sums: float32
+        arrays for the statistics that the attention was made with."""
         inputs = _abi.ForwardInputs(**_pointers(q=q, k=k, v=v, k_scale=k_scale, v_scale=v_scale, q_scale=q_scale),
                                     **_variants(sequences, dropout, captures, sink, tiles), cache=_reference(cache),
                                     schedule=_reference(schedule), **_prefixes(prefixes), place=_reference(place),
                                     max_multiprocessors=int(max_multiprocessors))
-        outputs = _abi.ForwardOutputs(**_pointers(o=o, lse=lse))
-        keep = (q, k, v, o, lse, captures, sink, sequences, dropout, tiles, cache, schedule, list(prefixes), k_scale, v_scale,
+        outputs = _abi.ForwardOutputs(
+            **_pointers(o=o, lse=lse, max_logit=max_logit, entropy=entropy, column_sums=column_sums))
+        keep = (q, k, v, o, lse, max_logit, entropy, column_sums, captures, sink, sequences, dropout, tiles, cache, schedule, list(prefixes), k_scale, v_scale,
                 q_scale, place)
         return self._bind("fa_forward", inputs, outputs, stream, workspace, keep)
 

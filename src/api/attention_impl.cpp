@@ -1,5 +1,6 @@
 #include "api/attention_impl.hpp"
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -21,6 +22,12 @@ void clear(const TensorView& view, std::int64_t first, std::int64_t elements, St
   driver::check(driver::api().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(static_cast<float*>(view.data) + first), 0,
                                               static_cast<std::size_t>(elements) * sizeof(float), stream),
                 "cuMemsetD8Async");
+}
+
+void fill(const TensorView& view, std::int64_t elements, float value, Stream stream) {
+  driver::check(driver::api().cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(view.data), std::bit_cast<unsigned>(value),
+                                               static_cast<std::size_t>(elements), stream),
+                "cuMemsetD32Async");
 }
 
 /// Gradients of captures are added to from zero. That of the sinks has a kernel, unless the call has no work for any.
@@ -81,7 +88,7 @@ void Attention::Impl::forward(const ForwardInputs& inputs, const ForwardOutputs&
   api::check_unscheduled(call.max_multiprocessors, inputs.schedule);
   const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, call.place, inputs);
   api::check_disjoint(inputs, outputs);
-  if (call.empty && !config_.zero_padding) return;
+  if (call.empty && !config_.zero_padding && !config_.statistics.any()) return;
   if (host_) return host_->forward(call, variant);
   const driver::ContextScope scope(context_->context());
   if (config_.page_size != 0) {
@@ -90,10 +97,21 @@ void Attention::Impl::forward(const ForwardInputs& inputs, const ForwardOutputs&
     packed_->check(call.sequences, call.shape, stream);
   }
   packed_->clear(call.o, call.sequences, call.shape, false, 0, stream);
-  packed_->clear(call.lse, call.sequences, call.shape, false, -std::numeric_limits<float>::infinity(), stream);
-  if (call.empty) return;
+  constexpr float kNothing = -std::numeric_limits<float>::infinity();
+  packed_->clear(call.lse, call.sequences, call.shape, false, kNothing, stream);
+  const api::CheckedStatistics& statistics = call.statistics;
+  packed_->clear(statistics.max_logit_rows, call.sequences, call.shape, false, kNothing, stream);
+  packed_->clear(statistics.entropy_rows, call.sequences, call.shape, false, 0, stream);
+  packed_->clear(statistics.column_sums, call.sequences, call.shape, true, 0, stream);
+  if (statistics.heads > 0) fill(statistics.outputs.max_logit, statistics.heads, kNothing, stream);
+  if (call.empty) {
+    const TensorView& sums = statistics.outputs.column_sums;
+    if (sums.defined() && sums.elements() != 0) fill(sums, sums.elements(), 0, stream);
+    return;
+  }
   forward_->run(call.shape,
-                {call.q, call.k, call.v, call.o, call.lse, variant.tensors(), call.k_scale, call.v_scale, call.q_scale},
+                {call.q, call.k, call.v, call.o, call.lse, variant.tensors(), call.k_scale, call.v_scale, call.q_scale,
+                 statistics.outputs},
                 api::packed_args(config_, call.sequences, call.dropout, call.cache),
                 api::given_tiles(inputs.tiles, config_, functions_, variant), inputs.schedule, api::shard_of(call),
                 stream, workspace);
@@ -222,6 +240,9 @@ api::TuneReport Attention::Impl::tune(api::Operation op, const AttentionShape& w
   if (config_.dropout > 0) support::throw_unsupported("dropout", config_.dropout, "0: dropout is not tuned");
   if (config_.accumulate && op == api::Operation::forward) {
     support::throw_unsupported("accumulate", "true", "false: kernels that add to a state are not tuned");
+  }
+  if (config_.statistics.any() && op == api::Operation::forward) {
+    support::throw_unsupported("statistics", "given", "none: kernels of statistics are not tuned");
   }
   if (config_.k_dtype || config_.v_dtype) {
     support::throw_unsupported("k_dtype", "given", "none: kernels over K and V of 8 bits are not tuned");

@@ -357,6 +357,8 @@ AttentionConfig to_config(const fa_config* source) {
   out.group_size = in.group_size;
   out.key_scales = in.key_scales != 0;
   out.value_scales = in.value_scales != 0;
+  out.statistics = {to_enum(in.max_logit, MaxLogit::scaled, "config.max_logit"), in.max_logit_by_head != 0,
+                    in.entropy != 0, to_enum(in.column_sums, ColumnSums::kv_heads, "config.column_sums")};
   out.kernel = to_override(in.kernel, plan::Op::forward, "config.kernel");
   out.kernel_backward = to_override(in.kernel_backward, plan::Op::backward, "config.kernel_backward");
   return out;
@@ -433,7 +435,9 @@ Schedule to_schedule(const fa_schedule_memory* source) {
 
 ForwardOutputs to_outputs(const fa_forward_outputs* source) {
   const fa_forward_outputs in = read_struct(source, "outputs");
-  return {to_view(in.o, "o"), to_view(in.lse, "lse")};
+  return {to_view(in.o, "o"),
+          to_view(in.lse, "lse"),
+          {to_view(in.max_logit, "max_logit"), to_view(in.entropy, "entropy"), to_view(in.column_sums, "column_sums")}};
 }
 
 BackwardInputs to_inputs(const fa_backward_inputs* source) {

@@ -2,9 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <vector>
+
 #include "api/paged.hpp"
 #include "plan/variant_launch.hpp"
 #include "reference/backward.hpp"
+#include "reference/elements.hpp"
 #include "reference/forward.hpp"
 #include "reference/packed.hpp"
 #include "reference/paged.hpp"
@@ -51,6 +57,42 @@ reference::VariantArgs variant_args(const AttentionConfig& config, const Functio
   return args;
 }
 
+/// Where the rows' greatest logits are until those of heads are made of them.
+class HostStatistics {
+ public:
+  HostStatistics(const AttentionConfig& config, const ForwardCall& call, reference::ForwardArgs& args)
+      : heads_(call.statistics.max_logit_heads()) {
+    const CheckedStatistics& wanted = call.statistics;
+    args.statistics = {wanted.max_logit_rows, config.statistics.max_logit == MaxLogit::scaled, wanted.entropy_rows,
+                       wanted.column_sums, config.statistics.column_sums == ColumnSums::kv_heads};
+    if (!heads_.defined()) return;
+    const std::int64_t b = call.q.shape[0], h = call.q.shape[1], s = call.q.shape[2];
+    rows_.assign(static_cast<std::size_t>(b * h * s), -std::numeric_limits<double>::infinity());
+    args.statistics.max_logit = TensorView(rows_.data(), DType::f64, {b, h, s});
+    b_ = b;
+    s_ = s;
+  }
+
+  void reduce() const {
+    if (!heads_.defined()) return;
+    const std::int64_t h_q = heads_.shape[0];
+    for (std::int64_t h = 0; h < h_q; ++h) {
+      double greatest = -std::numeric_limits<double>::infinity();
+      for (std::int64_t b = 0; b < b_; ++b) {
+        const auto first = rows_.begin() + (b * h_q + h) * s_;
+        greatest = std::accumulate(first, first + s_, greatest, [](double x, double y) { return std::fmax(x, y); });
+      }
+      reference::store_element(heads_, h * heads_.strides[0], greatest);
+    }
+  }
+
+ private:
+  TensorView heads_;
+  std::vector<double> rows_;  // [b, h_q, s_q]
+  std::int64_t b_ = 0;
+  std::int64_t s_ = 0;
+};
+
 }  // namespace
 
 template <class Call, class Args>
@@ -80,6 +122,12 @@ void HostAttention::forward(const ForwardCall& call, const VariantCall& variant)
   args.k_scale = call.k_scale;
   args.v_scale = call.v_scale;
   args.q_scale = call.q_scale;
+  HostStatistics statistics(config_, call, args);
+  run(call, args);
+  statistics.reduce();
+}
+
+void HostAttention::run(const ForwardCall& call, const reference::ForwardArgs& args) const {
   if (config_.page_size != 0) {
     check_requests(config_, call.sequences, call.cache, call.shape, call.k.shape[0]);
     return reference::forward(args, call.sequences, call.cache, config_.zero_padding);

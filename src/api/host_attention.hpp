@@ -6,6 +6,7 @@
 #include "api/problem.hpp"
 #include "api/validate.hpp"
 #include "api/variants.hpp"
+#include "reference/forward.hpp"
 
 namespace fa::api {
 
@@ -22,6 +23,7 @@ class HostAttention {
   KernelInfo info(Operation operation) const;
 
  private:
+  void run(const ForwardCall& call, const reference::ForwardArgs& args) const;
   template <class Call, class Args>
   void set_common(const Call& call, const VariantCall& variant, Args* args) const;
 

@@ -173,6 +173,7 @@ DType checked_dtype(const AttentionConfig& config, const std::optional<DType>& g
 MergeCall check_merge(const AttentionConfig& config, const MergeInputs& inputs, const ForwardOutputs& outputs) {
   check_not_fp8(config, "merge");
   check_count(inputs);
+  check_without_statistics(outputs.statistics, "nothing of merge");
   if (inputs.sum) check_sum(inputs, outputs);
   MergeCall call;
   call.sum = inputs.sum;
@@ -190,7 +191,7 @@ MergeCall check_merge(const AttentionConfig& config, const MergeInputs& inputs, 
     call.stride_o = inputs.stride_o;
     call.stride_lse = inputs.stride_lse;
   }
-  if (inputs.sink.defined()) call.sink = checked_sink("sink", config, inputs.sink, call.merged.o.shape[1]);
+  if (inputs.sink.defined()) call.sink = checked_of_heads("sink", config, inputs.sink, call.merged.o.shape[1]);
   check_disjoint(call);
   call.problem = problem_of(config, call);
   call.empty = call.merged.o.elements() == 0;

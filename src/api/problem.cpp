@@ -42,6 +42,17 @@ void add_variants(const plan::Problem& problem, std::string* command) {
   if (variants.sink) *command += " --sink";
 }
 
+void add_statistics(const Statistics& wanted, std::string* command) {
+  if (wanted.max_logit != MaxLogit::none) {
+    *command += wanted.max_logit == MaxLogit::scaled ? " --max-logit scaled" : " --max-logit softmax";
+    if (wanted.max_logit_by_head) *command += " --max-logit-by-head";
+  }
+  if (wanted.entropy) *command += " --entropy";
+  if (wanted.column_sums != ColumnSums::none) {
+    *command += wanted.column_sums == ColumnSums::kv_heads ? " --column-sums kv_heads" : " --column-sums query_heads";
+  }
+}
+
 }  // namespace
 
 plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& shape, plan::Arch arch,
@@ -78,6 +89,7 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
   problem.key_scales = config.key_scales;
   problem.value_scales = config.value_scales;
   problem.invariance = config.invariance;
+  problem.statistics = config.statistics;
   problem.gradients = shape.gradients;
   problem.placed = shape.placed;
   problem.place_in_memory = shape.place_in_memory;
@@ -129,6 +141,7 @@ std::string compile_command(const plan::Problem& problem, const plan::Fixed& giv
   if (problem.invariance != Invariance::none && op == Operation::forward) {
     add(" --invariance {}", to_string(problem.invariance));
   }
+  if (op == Operation::forward) add_statistics(problem.statistics, &command);
   if (problem.placed) command += problem.variants != nullptr && problem.variants->strided ? " --strided" : " --placed";
   if (problem.place_in_memory) command += " --place-in-memory";
   if (problem.bounded) command += " --bounded";

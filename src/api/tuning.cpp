@@ -64,6 +64,7 @@ TuneSources tune_sources(const AttentionConfig& config, Operation op) {
   if (config.varlen || config.page_size != 0 || config.dropout > 0 || !is_plain(config)) return {};
   if (config.invariance != Invariance::none && op == Operation::forward) return {};  // bits would be the tuner's
   if (config.accumulate && op == Operation::forward) return {};                      // nor any that add to a state
+  if (config.statistics.any() && op == Operation::forward) return {};                // nor any of statistics
   if (config.k_dtype || config.v_dtype || size_of(config.dtype) == 1) return {};     // nor any over 8 bits
   if (policy == TunePolicy::off || read_override(config, op).fixes_tile()) return {};
   const bool compiles = config.compile != CompilePolicy::never;

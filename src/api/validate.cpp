@@ -132,25 +132,6 @@ void check_shape(std::string_view name, const TensorView& view, const std::array
                 fmt::format("{} = [{}]", axes, fmt::join(expected, ", ")));
 }
 
-TensorView checked_statistic(const char* name, const AttentionConfig& config, const TensorView& given,
-                             const AttentionShape& shape, bool rank3) {
-  const TensorView view = config.varlen ? unpacked(given, 2) : given;
-  if (config.varlen && view.defined()) check_packed(name, view, 2, "[h_q, total_q]");
-  const char* axes = rank3 ? "[b, s_q] or [b, 1, s_q]" : "[b, h_q, s_q]";
-  if (!view.defined()) throw_invalid(name, "nothing", fmt::format("a tensor {}", axes));
-  const DType dtype = config.dtype == DType::f64 ? DType::f64 : DType::f32;
-  const int rank = rank3 ? 2 : 3;
-  if (view.rank != rank && view.rank != 3) throw_invalid(name, fmt::format("shape {}", shape_text(view)), axes);
-  if (view.dtype != dtype) throw_invalid(name, to_string(view.dtype), fmt::format("dtype {}", to_string(dtype)));
-  const TensorView full = with_heads(view, 3);
-  if (full.shape != std::array<std::int64_t, 4>{shape.b, shape.h_q, shape.s_q, 0}) {
-    throw_invalid(name, fmt::format("shape {}", shape_text(view)),
-                  fmt::format("[b, h_q, s_q] = [{}, {}, {}]", shape.b, shape.h_q, shape.s_q));
-  }
-  check_memory(name, full);
-  return full;
-}
-
 /// Turns the shape of packed tensors, one batch entry of all rows, into that of the batch.
 void set_packed(const AttentionConfig& config, const PackedSequences& sequences, AttentionShape& shape) {
   if (!config.varlen) {
@@ -309,6 +290,25 @@ void add_shared(const Inputs& inputs, const PackedViews& packed, CallTensors& te
 
 }  // namespace
 
+TensorView checked_statistic(const char* name, const AttentionConfig& config, const TensorView& given,
+                             const AttentionShape& shape, bool rank3, const char* accepted) {
+  const TensorView view = config.varlen ? unpacked(given, 2) : given;
+  if (config.varlen && view.defined()) check_packed(name, view, 2, "[h_q, total_q]");
+  const char* axes = rank3 ? "[b, s_q] or [b, 1, s_q]" : "[b, h_q, s_q]";
+  if (!view.defined()) throw_invalid(name, "nothing", fmt::format("a tensor {}", axes));
+  const DType dtype = config.dtype == DType::f64 ? DType::f64 : DType::f32;
+  const int rank = rank3 ? 2 : 3;
+  if (view.rank != rank && view.rank != 3) throw_invalid(name, fmt::format("shape {}", shape_text(view)), axes);
+  if (view.dtype != dtype) throw_invalid(name, to_string(view.dtype), fmt::format("dtype {}", to_string(dtype)));
+  const TensorView full = with_heads(view, 3);
+  if (full.shape != std::array<std::int64_t, 4>{shape.b, shape.h_q, shape.s_q, 0}) {
+    throw_invalid(name, fmt::format("shape {}", shape_text(view)),
+                  fmt::format("{} = [{}, {}, {}]", accepted, shape.b, shape.h_q, shape.s_q));
+  }
+  check_memory(name, full);
+  return full;
+}
+
 AttentionShape checked(const AttentionConfig& config, const AttentionShape& shape) {
   AttentionShape result = shape;
   if (result.h_kv == 0) result.h_kv = result.h_q;
@@ -455,6 +455,7 @@ ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& in
     call.v_scale = check_scale(config, config.v_dtype, "v_scale", inputs.v_scale, "v", call.v);
   }
   shape.aligned = rows_aligned(call.q) && rows_aligned(call.k) && rows_aligned(call.v) && rows_aligned(call.o);
+  call.statistics = check_statistics(config, outputs, shape, inputs.q.rank == 3);
   set_paged(config, call.cache, call.k.shape[0], call.sequences, shape);
   set_packed(config, call.sequences, shape);
   if (paged) check_sizes(shape);
@@ -528,6 +529,9 @@ void check_disjoint(const ForwardInputs& inputs, const ForwardOutputs& outputs) 
   tensors.add_read("cache.seq_begin", paged.seq_begin);
   tensors.add_written("o", outputs.o);
   tensors.add_written("lse", outputs.lse);
+  tensors.add_written("max_logit", outputs.statistics.max_logit);
+  tensors.add_written("entropy", outputs.statistics.entropy);
+  tensors.add_written("column_sums", outputs.statistics.column_sums);
   tensors.check_disjoint();
 }
 

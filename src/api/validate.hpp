@@ -8,6 +8,8 @@
 
 #include <fa/attention.hpp>
 
+#include "api/statistics.hpp"
+
 namespace fa::api {
 
 /// Of an axis. Tile indices and rows are 32-bit in the kernels; the margin keeps index + tile from wrapping.
@@ -59,6 +61,11 @@ void check_not_fp8(const AttentionConfig& config, const char* operation);
 int group_size_of(const AttentionConfig& config) noexcept;
 std::int64_t stored_columns(const std::optional<DType>& stored, std::int64_t d) noexcept;
 
+/// What a call has of each row, [b, h_q, s_q], as a view of rank 3. `rank3`: q has no axis of heads. Throws
+/// fa::Error(invalid_argument), with the axes that are `accepted`.
+TensorView checked_statistic(const char* name, const AttentionConfig& config, const TensorView& given,
+                             const AttentionShape& shape, bool rank3, const char* accepted = "[b, h_q, s_q]");
+
 /// The scales of rows `of` (rank 4) that are stored in 8 bits, [b, h_kv, s_kv], or with offsets in 4 bits, of rank 4;
 /// undefined, and refused if it is given, where they are not. Throws fa::Error(invalid_argument).
 TensorView check_scale(const AttentionConfig& config, const std::optional<DType>& stored, const char* name,
@@ -85,6 +92,7 @@ struct ForwardCall {
   TensorView v_scale;         ///< likewise
   TensorView q_scale;         ///< [b, h_q, s_q]; of 8-bit floats, like the others then
   PackedSequences sequences;  ///< over pages with b
+  CheckedStatistics statistics;
   DropoutState dropout;
   PagedCache cache;
   AttentionShape shape;

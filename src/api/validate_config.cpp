@@ -228,6 +228,7 @@ void validate(const AttentionConfig& config, bool host) {
   }
   check_override("kernel", config.kernel, plan::Op::forward);
   check_invariance(config);
+  validate_statistics(config);
   check_override("kernel_backward", config.kernel_backward, plan::Op::backward);
   if (!config.cache.compilers.empty()) cache_acceptance(config.cache);
 }

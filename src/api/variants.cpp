@@ -193,7 +193,8 @@ void check_size_of_functions(const expression::Program& program) {
 
 }  // namespace
 
-TensorView checked_sink(const char* argument, const AttentionConfig& config, const TensorView& view, std::int64_t h_q) {
+TensorView checked_of_heads(const char* argument, const AttentionConfig& config, const TensorView& view,
+                            std::int64_t h_q) {
   check_memory(argument, view);
   check_dtype(argument, view, config.dtype == DType::f64 ? DType::f64 : DType::f32);
   if (view.rank != 1 || view.shape[0] != h_q) {
@@ -254,7 +255,7 @@ VariantCall check_inputs(const AttentionConfig& config, const Functions& functio
   if (!wanted.empty()) check_indices(functions.program, call.views(), lengths);
   if (config.sink) {
     if (!sink.defined()) throw_invalid("sink", "nothing", "a tensor [h_q], as the configuration says");
-    call.sink = checked_sink("sink", config, sink, shape.h_q);
+    call.sink = checked_of_heads("sink", config, sink, shape.h_q);
   } else if (sink.defined()) {
     throw_invalid("sink", "given", "nothing, unless AttentionConfig::sink is set");
   }
@@ -284,7 +285,7 @@ VariantCall check_variants(const AttentionConfig& config, const Functions& funct
   }
   if (outputs.dsink.defined()) {
     if (!config.sink) throw_invalid("dsink", "given", "nothing, unless AttentionConfig::sink is set");
-    call.dsink = checked_sink("dsink", config, outputs.dsink, shape.h_q);
+    call.dsink = checked_of_heads("dsink", config, outputs.dsink, shape.h_q);
     check_writable("dsink", call.dsink);
   }
   return call;

@@ -29,8 +29,10 @@ struct Functions {
 /// Whether a configuration has no function, window, chunks or sinks.
 bool is_plain(const AttentionConfig& config) noexcept;
 
-/// Logits of sinks, or their gradient, [h_q]. Throws fa::Error(invalid_argument).
-TensorView checked_sink(const char* argument, const AttentionConfig& config, const TensorView& view, std::int64_t h_q);
+/// One number a query head, [h_q]: logits of sinks, their gradient, greatest logits. Throws
+/// fa::Error(invalid_argument).
+TensorView checked_of_heads(const char* argument, const AttentionConfig& config, const TensorView& view,
+                            std::int64_t h_q);
 
 /// Throws fa::Error: invalid_argument for what does not parse, names a capture wrongly or contradicts another mask;
 /// unsupported for what `host` alone can do.

@@ -7,6 +7,7 @@
 
 #include "plan/backward_launch.hpp"
 #include "plan/catalogue.hpp"
+#include "plan/column_sums.hpp"
 #include "plan/early_start.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/schedule.hpp"
@@ -90,6 +91,9 @@ KernelSet companions(const Problem& problem, const KernelSet& kernels) {
   const KernelSpec& dq = kernels[Role::dq];
   if (attention.scheduled()) result[Role::schedule] = schedule_spec(attention);
   if (attention.affine_reach()) result[Role::norms] = row_norms_spec(attention);
+  if (attention.op() == Op::forward && problem.statistics.column_sums != ColumnSums::none) {
+    result[Role::column_sums] = column_sums_spec(problem);
+  }
   if (!needs_tile_lists(problem)) return result;
   result[Role::tile_lists] = mask_tiles_spec(attention);
   if (dq.warps != 0) result[Role::dq_tile_lists] = mask_tiles_spec(dq);
@@ -170,6 +174,13 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
     const KernelSpec& combine = kernels[Role::combine];
     call.add(Role::combine, ceil_div(rows, combine.warps), &params, may_start_early(combine));
   }
+  if (problem.statistics.column_sums != ColumnSums::none) {
+    const KernelSpec& sums = kernels[Role::column_sums];
+    const std::int64_t blocks = column_sums_params(
+        problem, sums, params, static_cast<float*>(tensors.statistics.column_sums.data), call.forward_params.sums);
+    check_bound(problem, sums, blocks, facts.multiprocessors);
+    call.add(Role::column_sums, blocks, &call.forward_params.sums);
+  }
   call.put_places(problem, kernels);
 }
 
@@ -245,8 +256,9 @@ void CallPlan::bind_forward(const SectionAddresses& at) noexcept {
   kernel::ForwardVariantParams& params = forward_params.attention.base;
   params.next_tile = at_section<std::int32_t>(at, Section::counters);
   if (workspace.has(Section::schedule)) params.paged.schedule = at_section<void>(at, Section::schedule);
-  params.partial_o = at_section<float>(at, Section::partial_o);
-  params.partial_lse = at_section<float>(at, Section::partial_lse);
+  // Statistics of rows are in their places where keys are not split.
+  if (workspace.has(Section::partial_o)) params.partial_o = at_section<float>(at, Section::partial_o);
+  if (workspace.has(Section::partial_lse)) params.partial_lse = at_section<float>(at, Section::partial_lse);
   if (step(Role::norms) != nullptr) {
     params.variant.norms =
         reinterpret_cast<std::uint32_t*>(at_section<std::byte>(at, Section::counters) + kCounterBytes);

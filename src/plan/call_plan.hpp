@@ -39,6 +39,7 @@ enum class Role : std::uint8_t {
   norms,          ///< forward: by which KV tiles are left out
   attention,      ///< O and LSE; of backward: dK, dV and what dQ is made of
   combine,        ///< forward: of split keys
+  column_sums,    ///< forward: of P, by the log-sum-exp
   reduce,         ///< backward: of split queries
   dq_tile_lists,  ///< what the pass for dQ reads
   dq,             ///< backward: dQ in a pass of its own
@@ -47,9 +48,10 @@ enum class Role : std::uint8_t {
   append,         ///< new keys and values into a cache: a call of its own
   merge,          ///< partial results into one: likewise
 };
-inline constexpr std::array kAllRoles{
-    Role::statistics,    Role::tile_lists, Role::schedule, Role::norms, Role::attention, Role::combine, Role::reduce,
-    Role::dq_tile_lists, Role::dq,         Role::convert,  Role::sink,  Role::append,    Role::merge};
+inline constexpr std::array kAllRoles{Role::statistics,    Role::tile_lists, Role::schedule,    Role::norms,
+                                      Role::attention,     Role::combine,    Role::column_sums, Role::reduce,
+                                      Role::dq_tile_lists, Role::dq,         Role::convert,     Role::sink,
+                                      Role::append,        Role::merge};
 inline constexpr std::size_t kRoles = kAllRoles.size();
 
 /// One thing for each role.
@@ -103,6 +105,7 @@ class CallPlan {
   struct ForwardParams {
     kernel::Sm90Fp8Params attention;  ///< scales are of 8-bit floats alone
     kernel::MaskTilesParams lists;
+    kernel::ForwardVariantParams sums;   ///< of the pass for column sums
     kernel::ForwardStoredParams stored;  ///< in the place of the first, where K or V is stored in 8 bits
     Sm90ForwardMaps maps;
   };

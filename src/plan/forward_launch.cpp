@@ -133,6 +133,8 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
   set_strides(tensors.k, params.stride_k_b, params.stride_k_h, params.stride_k_s);
   set_strides(tensors.v, params.stride_v_b, params.stride_v_h, params.stride_v_s);
   set_strides(tensors.o, params.stride_o_b, params.stride_o_h, params.stride_o_s);
+  if (spec.max_logit != 0) params.max_logit = static_cast<float*>(tensors.statistics.max_logit.data);
+  if (spec.entropy) params.entropy = static_cast<float*>(tensors.statistics.entropy.data);
   if (tensors.lse.defined()) set_strides(tensors.lse, params.stride_lse_b, params.stride_lse_h, params.stride_lse_s);
   params.b = static_cast<int>(problem.b);
   params.h_q = static_cast<int>(problem.h_q);

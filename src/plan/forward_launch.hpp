@@ -27,6 +27,7 @@ struct ForwardTensors {
   TensorView k_scale = {};  ///< [b, h_kv, s_kv], or of pages [pages, h_kv, page_size]; where K is stored in 8 bits
   TensorView v_scale = {};
   TensorView q_scale = {};  ///< [b, h_q, s_q]; of 8-bit floats, whose other scales are of heads
+  StatisticsOutputs statistics = {};
 };
 
 /// What a call needs besides its tensors: of a packed batch, or over pages, where its sequences are, and with dropout

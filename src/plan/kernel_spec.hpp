@@ -11,6 +11,7 @@
 
 #include "plan/arch.hpp"
 #include "plan/kernels/append.hpp"
+#include "plan/kernels/column_sums.hpp"
 #include "plan/kernels/helpers.hpp"
 #include "plan/kernels/merge_states.hpp"
 #include "plan/kernels/sm80_backward.hpp"
@@ -57,6 +58,7 @@ enum class Op : std::uint8_t {
   mask_keys,            ///< lists of row tiles, for tiles of keys
   append,               ///< new keys and values into a cache
   merge,                ///< partial results over different keys
+  column_sums,          ///< of P, behind a forward
 };
 
 /// What specs of several kernels have. Which of it a kernel depends on, its list of fields says (field.hpp).
@@ -82,7 +84,10 @@ struct SpecHead {
   bool dropout = false;     ///< drops elements of P
   int page_size = 0;        ///< keys of a page that k and v are in, or kContiguous; 0: plain tensors
   bool accumulate = false;  ///< adds to the state that o and lse hold
-  bool bounded = false;     ///< of no more blocks than the call may take multiprocessors: these go on from tile to tile
+  int max_logit = 0;        ///< a forward stores the greatest logit of rows: 1 of the softmax, 2 of the scaled scores
+  bool max_logit_by_head = false;  ///< or of query heads
+  bool entropy = false;            ///< a forward stores the entropy of rows of P
+  bool bounded = false;  ///< of no more blocks than the call may take multiprocessors: these go on from tile to tile
   bool place_in_memory = false;  ///< where the call stands in a larger attention, kernels read
   Variants variants;             ///< what is computed besides plain attention
   bool debug = false;            ///< waits and addresses are checked on the device
@@ -100,7 +105,7 @@ struct KernelSpec : SpecHead {
   using Own = std::variant<Sm80Forward, Sm90Forward, ForwardCombine, Sm80Backward, Sm80BackwardDq, Sm90Backward,
                            Sm90BackwardPair, BackwardPreprocess, BackwardConvert, BackwardReduce, BackwardSink,
                            ClearPadding, RowNorms, Schedule, MaskRows, MaskKeys, Append, MergeStates, AppendStored,
-                           Sm90WideForward, Sm90Fp8Forward>;
+                           Sm90WideForward, Sm90Fp8Forward, ColumnSumsPass>;
   Own own;
 
   template <class Which>

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "plan/catalogue.hpp"
+#include "plan/column_sums.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/row_arithmetic.hpp"
 #include "plan/schedule.hpp"
@@ -146,6 +147,10 @@ Choice choose_alone(const Problem& problem, const Fixed& fixed) noexcept {
   const bool beyond_l2 = s_q >= kDynamicRows && head_bytes / std::max<std::int64_t>(group, 1) >= kDynamicHeadBytes;
   choice.dynamic =
       may_be_dynamic(problem, choice) && (choice.affine_reach || beyond_l2 || (s_q >= kUnevenRows && is_uneven(tiles)));
+  if (problem.row_statistics()) {  // a block has its rows alone
+    choice.splits = 1;
+    choice.scheduled = false;
+  }
   if (problem.fixed_rows()) {
     choice.splits = 1;
     choice.scheduled = false;
@@ -222,6 +227,7 @@ ForwardPlan plan_forward(const Problem& problem, const Fixed& fixed) {
   plan.combine.accumulate = problem.accumulate;
   if (problem.variants != nullptr) plan.combine.variants.sink = problem.variants->sink;
   plan.norms = row_norms_spec(plan.kernel);
+  if (problem.statistics.column_sums != ColumnSums::none) plan.sums = column_sums_spec(problem);
   return plan;
 }
 
@@ -238,6 +244,7 @@ std::vector<Alternatives> kernels_of(const ForwardPlan& plan) {
   std::vector<Alternatives> kernels{std::move(attention)};
   if (plan.kernel.split && plan.kernel.split_keys() == 0) kernels.push_back({plan.combine});
   if (reaches) kernels.push_back({plan.norms});
+  if (plan.sums.warps != 0) kernels.push_back({plan.sums});
   kernels.insert(kernels.end(), schedules.begin(), schedules.end());
   return kernels;
 }
@@ -273,6 +280,17 @@ bool may_be_dynamic(const Problem& problem, const Choice& choice) noexcept {
 bool may_have_reach(const Problem& problem, const Choice& choice) noexcept {
   const ForwardFamily& family = forward_family(choice.family);
   return family.may_have_reach != nullptr && choice.splits <= 1 && !choice.pack_gqa && family.may_have_reach(problem);
+}
+
+void set_statistics(const Problem& problem, KernelSpec& spec) noexcept {
+  const Statistics& wanted = problem.statistics;
+  if (wanted.max_logit != MaxLogit::none) {
+    // Without a function the softmax takes the scaled scores.
+    const bool tracks = wanted.max_logit == MaxLogit::scaled && !spec.variants.score.empty();
+    spec.max_logit = tracks ? 2 : 1;
+    spec.max_logit_by_head = wanted.max_logit_by_head;
+  }
+  spec.entropy = wanted.entropy;
 }
 
 KernelSpec row_norms_spec(const KernelSpec& attention) noexcept {

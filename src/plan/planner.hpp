@@ -57,6 +57,7 @@ struct ForwardPlan {
   std::vector<KernelSpec> alternatives;
   KernelSpec combine;  ///< meaningful when kernel.split
   KernelSpec norms;    ///< meaningful when the kernel that is taken has affine_reach
+  KernelSpec sums;     ///< of columns of P; without warps where they are not wanted
 };
 
 /// What a call follows of `fixed`: all of it, but for calls that the sm80 family serves although the configuration's
@@ -95,6 +96,9 @@ bool may_be_dynamic(const Problem& problem, const Choice& choice) noexcept;
 
 /// Whether a kernel of this choice may leave out KV tiles by norms.
 bool may_have_reach(const Problem& problem, const Choice& choice) noexcept;
+
+/// The statistics of rows that a kernel of the problem stores.
+void set_statistics(const Problem& problem, KernelSpec& spec) noexcept;
 
 /// The kernel that looks for norms, and its thread blocks.
 KernelSpec row_norms_spec(const KernelSpec& attention) noexcept;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 
+#include <fa/statistics.hpp>
 #include <fa/tensor.hpp>
 #include <fa/types.hpp>
 
@@ -39,6 +40,7 @@ struct Problem {
   bool key_scales = false;      ///< likewise: k_scale is of keys
   bool value_scales = false;    ///< and v_scale
   Invariance invariance = Invariance::none;  ///< of a forward
+  Statistics statistics = {};                ///< of a forward
   Gradients gradients = {};                  ///< of a backward
   bool placed = false;                       ///< calls have places in larger attentions
   bool place_in_memory = false;              ///< likewise, which the device alone knows
@@ -72,6 +74,9 @@ struct Problem {
   bool fixed_rows() const noexcept {
     return invariance == Invariance::rows || (invariance == Invariance::batch && ragged());
   }
+
+  /// Whether the kernel that has the rows stores statistics of them.
+  bool row_statistics() const noexcept { return statistics.max_logit != MaxLogit::none || statistics.entropy; }
 
   /// Whether kernels look for the call's place in memory: what they compute depends on it.
   bool reads_place() const noexcept {

@@ -65,9 +65,9 @@ constexpr TileFamily k16BitMedium[] = {{128, 4, 1, false, 1, {64, 48, 32, 16, 16
                                        {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 constexpr TileFamily k16BitMediumCausal[] = {{128, 4, 1, false, 2, {64, 48, 32, 16, 16}},
                                              {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
-// What finds pages, and masks keys in front, leaves no registers for a second loop body.
-constexpr TileFamily k16BitMediumCausalPaged[] = {{128, 4, 1, false, 1, {64, 48, 32, 16, 16}},
-                                                  {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
+// What finds pages, and masks keys in front, leaves no registers for a second loop body; nor do statistics of rows.
+constexpr TileFamily k16BitMediumCausalOneBody[] = {{128, 4, 1, false, 1, {64, 48, 32, 16, 16}},
+                                                    {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 // One m tile a warp, and two blocks a multiprocessor: one computes while the other starts, waits or ends.
 // Pairs of warps have two m tiles a warp all the same.
 constexpr TileFamily k16BitLarge[] = {{64, 4, 1, false, 1, {64, 64, 64, 64, 64}, 2},
@@ -154,7 +154,8 @@ std::span<const TileFamily> preferred_tiles(const Problem& problem, const Choice
   }
   if (choice.short_query) return k16BitShortQuery;
   if (d <= 64) return problem.causal ? Tiles(k16BitSmallCausal) : k16BitSmall;
-  if (d <= 128 && problem.causal && problem.paged()) return k16BitMediumCausalPaged;
+  const bool one_body = problem.paged() || problem.row_statistics();
+  if (d <= 128 && problem.causal && one_body) return k16BitMediumCausalOneBody;
   if (d <= 128) return problem.causal ? Tiles(k16BitMediumCausal) : k16BitMedium;
   return k16BitLarge;
 }
@@ -231,6 +232,7 @@ std::string sharing_refusal(const KernelSpec& spec) {
   if (has_groups(spec)) return group_refusal(spec);
   if (spec.as<Sm80Forward>().value_in_key) return "value_in_key = true: accepted for groups of warps that share rows";
   if (warps_n(spec) == 1) return {};
+  if (spec.max_logit == 2) return "warps_n = 2: accepted without the greatest scaled scores";
   if (spec.dtype == DType::f32) return "warps_n = 2: fp32 warps do not share rows";
   if (spec.as<Sm80Forward>().q_in_registers)
     return "q_in_registers = true: warps that share rows (warps_n = 2) keep Q in shared memory";
@@ -245,6 +247,7 @@ std::string sharing_refusal(const KernelSpec& spec) {
 
 std::string split_refusal(const KernelSpec& spec) {
   if (!spec.as<Sm80Forward>().split_warps) return {};
+  if (spec.max_logit != 0 || spec.entropy) return "split_warps = true: accepted without statistics of rows";
   if (spec.dtype == DType::f32) return "split_warps = true: fp32 warps do not share rows";
   if (warps_n(spec) != 1) return fmt::format("split_warps = true: warps_n = {}: accepted is 1", spec.warps_n);
   if (spec.tile_m < 16 || spec.tile_m > 64 || spec.tile_m % 16 != 0) {
@@ -342,6 +345,7 @@ KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n,
   spec.place_in_memory = problem.reads_place();
   spec.page_size = problem.page_size;
   spec.accumulate = problem.accumulate;
+  set_statistics(problem, spec);
   const int warps = fixed.number("warps", tile.warps);
   const int sharing = fixed.number("warps_n", tile.warps_n);
   // Of tile_m; a wrong `warps` is refused later.
@@ -432,7 +436,7 @@ std::string sm80_forward_refusal(const KernelSpec& spec) {
 
 bool sm80_forward_finds_parts(const Problem& problem, const Fixed& fixed) noexcept {
   if (std::max(problem.d_qk, problem.d_v) > kWideHeadDim || problem.dtype == DType::f32) return false;
-  if (problem.given_schedule || problem.accumulate || problem.dropout) return false;
+  if (problem.given_schedule || problem.accumulate || problem.dropout || problem.row_statistics()) return false;
   if (problem.invariance != Invariance::none || needs_tile_lists(problem) || problem.h_kv == 0) return false;
   const std::int64_t group = problem.h_q / problem.h_kv;
   const bool packs = group > 1 && fixed.flag("pack_gqa", true);
@@ -451,7 +455,8 @@ int sm80_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choi
   const std::int64_t rows = problem.typical_s_q() * (choice.pack_gqa ? problem.h_q / problem.h_kv : 1);
   if (std::max(problem.d_qk, problem.d_v) <= kWideHeadDim) {
     choice.own_parts = sm80_forward_finds_parts(problem, fixed);
-    const bool few = rows <= kFewRows && problem.dtype != DType::f32 && (problem.paged() || problem.stored());
+    const bool few = rows <= kFewRows && problem.dtype != DType::f32 && (problem.paged() || problem.stored()) &&
+                     !problem.row_statistics();
     choice.few_rows = choice.short_query && (few || choice.own_parts) ? 2 : 0;
     const std::int64_t heads = problem.b * (choice.pack_gqa ? problem.h_kv : problem.h_q);
     const bool of_16_bits = problem.dtype != DType::f32 && !problem.stored();

@@ -62,6 +62,7 @@ constexpr Tile kShortLargest[] = {{64, 96, 2, 1}, {64, 80, 2, 1}, {64, 64, 2, 1}
 /// warps that draw.
 bool takes_registers(const Problem& problem) noexcept {
   if (problem.dropout) return true;
+  if (problem.row_statistics()) return true;
   if (problem.variants == nullptr) return false;
   if (problem.paged() && problem.variants->left_window) return true;
   return !problem.variants->mask.empty() || problem.variants->loads_ahead;
@@ -72,13 +73,20 @@ bool keeps_scores(const Variants& variants) noexcept {
   return variants.score.empty() && !variants.hides_keys();
 }
 
+/// Whether a kernel with exact maxima, which statistics are of, serves the problem.
+bool may_have_statistics(const Problem& problem) noexcept {
+  const bool keeps = problem.variants == nullptr || keeps_scores(*problem.variants);
+  return !problem.ragged() && !problem.dropout && keeps && std::max(problem.d_qk, problem.d_v) <= 128;
+}
+
 /// The tiles of a problem with enough rows, of which the first is tall; none where a tall one takes too many registers
 /// or is not the faster.
 std::span<const Tile> tall_tiles(const Problem& problem, bool long_rows, bool exact_max) noexcept {
   using Tiles = std::span<const Tile>;
   if (problem.dropout) return {};
   const int d = std::max(problem.d_qk, problem.d_v);
-  if (exact_max && d > 64) return {};  // with exact maxima fewer warpgroups and longer KV tiles are the faster
+  if (problem.row_statistics()) return {};  // which take registers
+  if (exact_max && d > 64) return {};       // with exact maxima fewer warpgroups and longer KV tiles are the faster
   const Variants* const variants = problem.variants;
   if (variants != nullptr) {
     if (variants->hides_keys()) return {};
@@ -163,6 +171,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   spec.dropout = problem.dropout;
   spec.place_in_memory = problem.reads_place();
   spec.accumulate = problem.accumulate;
+  set_statistics(problem, spec);
   spec.tile_m = fixed.number("tile_m", tile.tile_m);
   spec.tile_n = fixed.number("tile_n", tile.tile_n);
   spec.stages = fixed.number("stages", tile.stages);
@@ -256,6 +265,10 @@ const char* sm90_forward_misfit(const Problem& problem) noexcept {
   if (std::max(problem.d_qk, problem.d_v) > kMaxHeadDim) return "sm90 with head dims up to 256";
   if (problem.stored()) return "sm90 with K and V of the queries' dtype";
   if (problem.fixed_rows()) return "sm90 with invariance none, or batch without varlen and page_size";
+  if (problem.row_statistics() && !may_have_statistics(problem)) {
+    return "sm90 with statistics of rows: without packed batches, pages, dropout, functions, windows, chunks, and head "
+           "dims above 128";
+  }
   if (!problem.contiguous() && problem.page_size % kBoxRows != 0)
     return "sm90 with a page_size that is a multiple of 8";
   const bool chunked = problem.variants != nullptr && problem.variants->chunked;
@@ -307,6 +320,7 @@ bool sm90_forward_many_rows(const Problem& problem, const Fixed& fixed, bool pac
 }
 
 bool sm90_forward_exact_max(const Problem& problem, const Fixed& fixed, bool long_rows) noexcept {
+  if (problem.row_statistics()) return true;
   if (fixed.has("exact_max")) return fixed.flag("exact_max", false);
   const int d = std::max(problem.d_qk, problem.d_v);
   const bool possible =

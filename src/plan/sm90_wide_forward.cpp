@@ -68,6 +68,7 @@ const char* sm90_wide_forward_misfit(const Problem& problem) noexcept {
   if (!problem.contiguous() && problem.page_size % kBoxRows != 0)
     return "sm90_wide with a page_size that is a multiple of 8";
   if (problem.dropout) return "sm90_wide without dropout";
+  if (problem.row_statistics()) return "sm90_wide without statistics of rows";
   if (problem.accumulate) return "sm90_wide without accumulate";
   if (problem.variants == nullptr) return nullptr;
   if (!problem.variants->mask.empty()) return "sm90_wide without a mask function";

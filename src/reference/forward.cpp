@@ -32,7 +32,9 @@ struct Scratch {
         keep(kTileN),
         o(kTileM * width),
         max(kTileM),
-        sum(kTileM) {}
+        sum(kTileM),
+        weighted(kTileM),
+        scaled(kTileM) {}
 
   std::int64_t width;              // d_v and some columns of zeros
   std::vector<Acc> q;              // [kTileM, d_qk]
@@ -45,6 +47,8 @@ struct Scratch {
   std::vector<Acc> o;              // [kTileM, width], not yet divided by the sum
   std::vector<Acc> max;            // [kTileM]
   std::vector<Acc> sum;            // [kTileM]
+  std::vector<Acc> weighted;       // [kTileM], the sum of P times its logarithm, relative to the maximum
+  std::vector<Acc> scaled;         // [kTileM], the greatest score in front of a function
 
   std::optional<Evaluator> functions;  // where the call has any
 };
@@ -74,6 +78,11 @@ class Forward {
       const std::int64_t head = item / tiles;
       query_tile({head / g_.h_q, head % g_.h_q, i0, std::min(kTileM, g_.s_q - i0)}, s);
     });
+    if (!a_.statistics.column_sums.defined()) return;
+    const std::int64_t heads = a_.statistics.of_kv_heads ? g_.h_kv : g_.h_q;
+    parallel_for(g_.b * heads, scratch, [&](Scratch<Acc>& s, std::int64_t item) noexcept {
+      sum_columns(item / heads, item % heads, g_.h_q / heads, s);
+    });
   }
 
  private:
@@ -92,7 +101,38 @@ class Forward {
     load_q(tile, s);
     std::fill(s.max.begin(), s.max.end(), -kInfinity);
     std::fill(s.sum.begin(), s.sum.end(), Acc(0));
+    std::fill(s.weighted.begin(), s.weighted.end(), Acc(0));
+    std::fill(s.scaled.begin(), s.scaled.end(), -kInfinity);
     std::fill(s.o.begin(), s.o.end(), Acc(0));
+    for_each_step(tile, s, [&](const Point& point, std::int64_t i, std::int64_t first, std::int64_t visible) {
+      step(point, i, first, visible, s);
+    });
+    for (std::int64_t i = 0; i < tile.rows; ++i) finish(tile, i, s);
+  }
+
+  /// Sums P of `group` query heads over their rows, by what they have left in lse.
+  void sum_columns(std::int64_t b, std::int64_t head, std::int64_t group, Scratch<Acc>& s) const {
+    std::vector<Acc> sums(static_cast<std::size_t>(a_.statistics.column_sums.shape[2]));
+    for (std::int64_t h = head * group; h < (head + 1) * group; ++h) {
+      for (std::int64_t i0 = 0; i0 < g_.s_q; i0 += kTileM) {
+        const QueryTile tile{b, h, i0, std::min(kTileM, g_.s_q - i0)};
+        load_q(tile, s);
+        for_each_step(tile, s, [&](const Point& point, std::int64_t i, std::int64_t first, std::int64_t visible) {
+          scores_of(point, i, first, visible, s);
+          Acc lse = 0;
+          load(a_.lse, row_offset(a_.lse, b, h, i0 + i), 1, 1, &lse);
+          if (lse == -kInfinity) return;
+          for (std::int64_t j = first; j < visible; ++j) sums[point.kv + j] += std::exp(s.scores[j] - lse);
+        });
+      }
+    }
+    const TensorView& to = a_.statistics.column_sums;
+    for (std::int64_t j = 0; j < to.shape[2]; ++j) store_element(to, row_offset(to, b, head, j), sums[j]);
+  }
+
+  /// Calls `run` for each row of a query tile and each tile of keys that it sees, which is loaded.
+  template <class Run>
+  void for_each_step(const QueryTile& tile, Scratch<Acc>& s, const Run& run) const {
     const std::int64_t keys = g_.visible_keys(tile.i0 + tile.rows - 1);  // later keys are masked in every row
     for (std::int64_t j0 = g_.first_key(tile.i0) / kTileN * kTileN; j0 < keys; j0 += kTileN) {
       const std::int64_t count = std::min(kTileN, keys - j0);
@@ -100,10 +140,9 @@ class Forward {
       for (std::int64_t i = 0; i < tile.rows; ++i) {
         const std::int64_t visible = std::min(count, g_.visible_keys(tile.i0 + i) - j0);
         const std::int64_t first = std::max<std::int64_t>(g_.first_key(tile.i0 + i) - j0, 0);
-        if (visible > first) step({tile.b, tile.h, tile.i0 + i, j0}, i, first, visible, s);
+        if (visible > first) run({tile.b, tile.h, tile.i0 + i, j0}, i, first, visible);
       }
     }
-    for (std::int64_t i = 0; i < tile.rows; ++i) finish(tile, i, s);
   }
 
   /// Reads a row of q, k or v. Where q is of 8 bits, NaN codes of e4m3 are NaN. Those of a cache beside wider q stay
@@ -168,36 +207,58 @@ class Forward {
   /// Adds the keys from `first` to before `visible` of the tile that starts at `point` to row i of the online softmax.
   /// The others are masked: whatever they hold, it reaches no sum.
   void step(Point point, std::int64_t i, std::int64_t first, std::int64_t visible, Scratch<Acc>& s) const {
-    dot_products(&s.q[i * g_.d_qk], s);
-    for (std::int64_t j = first; j < visible; ++j) s.scores[j] *= scale_;
-    if (s.functions) apply_functions(point, first, visible, s);
+    scores_of(point, i, first, visible, s);
     const Acc old_max = s.max[i];
     Acc new_max = old_max;
     for (std::int64_t j = first; j < visible; ++j) new_max = s.scores[j] > new_max ? s.scores[j] : new_max;
     // While every score is -inf (or NaN) any finite origin serves, and -inf - -inf must not make a NaN of its own.
     const Acc origin = new_max == -kInfinity ? Acc(0) : new_max;
+    const Acc rescale = std::exp(old_max - origin);
+    if (a_.statistics.entropy.defined()) weigh(origin, rescale, i, first, visible, s);
     Acc sum = 0;
     for (std::int64_t j = first; j < visible; ++j) {
       s.scores[j] = std::exp(s.scores[j] - origin);
       sum += s.scores[j];
     }
-    const Acc rescale = std::exp(old_max - origin);
     s.max[i] = new_max;
     s.sum[i] = s.sum[i] * rescale + sum;  // a NaN score lives on here: the maximum does not see it
     if (a_.dropout.active()) drop(point, first, visible, s);
     add_values(&s.o[i * s.width], rescale, first, visible, s);
   }
 
+  /// What the softmax takes of row i and the keys from `first` to before `visible` of the tile that starts at `point`.
+  void scores_of(Point point, std::int64_t i, std::int64_t first, std::int64_t visible, Scratch<Acc>& s) const {
+    dot_products(&s.q[i * g_.d_qk], s);
+    for (std::int64_t j = first; j < visible; ++j) s.scores[j] *= scale_;
+    if (s.functions) {
+      apply_functions(point, i, first, visible, s);
+    } else if (a_.statistics.scaled) {
+      for (std::int64_t j = first; j < visible; ++j) s.scaled[i] = std::max(s.scaled[i], s.scores[j]);
+    }
+  }
+
+  /// Adds the keys of a step to the sum of P log P of row i.
+  void weigh(Acc origin, Acc rescale, std::int64_t i, std::int64_t first, std::int64_t visible, Scratch<Acc>& s) const {
+    Acc weighted = rescale == Acc(0) ? Acc(0) : rescale * (s.weighted[i] + (s.max[i] - origin) * s.sum[i]);
+    for (std::int64_t j = first; j < visible; ++j) {
+      const Acc lower = s.scores[j] - origin;
+      if (lower != -kInfinity) weighted += std::exp(lower) * lower;
+    }
+    s.weighted[i] = weighted;
+  }
+
   /// The score function acts after the scale and before the masks.
-  void apply_functions(Point point, std::int64_t first, std::int64_t visible, Scratch<Acc>& s) const {
+  void apply_functions(Point point, std::int64_t i, std::int64_t first, std::int64_t visible, Scratch<Acc>& s) const {
     const expression::Program& program = *a_.variant.program;
     const std::int64_t tile = point.kv;
     for (std::int64_t j = first; j < visible; ++j) {
       point.kv = tile + j;
       point.score = static_cast<double>(s.scores[j]);
       s.functions->run(point);
+      const bool hidden = program.mask && (*s.functions)[*program.mask].integer == 0;
+      if (!hidden) s.scaled[i] = std::max(s.scaled[i], s.scores[j]);
       if (program.score) s.scores[j] = static_cast<Acc>((*s.functions)[*program.score].real);
-      if (program.mask && (*s.functions)[*program.mask].integer == 0) s.scores[j] = -kInfinity;
+      if (hidden) s.scores[j] = -kInfinity;
     }
   }
 
@@ -255,7 +316,15 @@ class Forward {
 
   /// Normalises row i and stores it. A row without keys has sum 0 and maximum -inf: O = 0, LSE = -inf.
   void finish(const QueryTile& tile, std::int64_t i, Scratch<Acc>& s) const {
+    const Acc keys = s.max[i] + std::log(s.sum[i]);
+    const Acc entropy = s.sum[i] == Acc(0) ? Acc(0) : std::log(s.sum[i]) - s.weighted[i] / s.sum[i];
+    const std::int64_t row = tile.i0 + i;
+    if (a_.statistics.max_logit.defined()) {
+      store_element(a_.statistics.max_logit, row_offset(a_.statistics.max_logit, tile.b, tile.h, row),
+                    a_.statistics.scaled ? s.scaled[i] : s.max[i]);
+    }
     if (a_.variant.sink.defined()) add_sink(tile, i, s);
+    if (a_.statistics.entropy.defined()) store_entropy(tile, i, keys, entropy, s);
     if (a_.accumulate) add_state(tile, i, s);
     const Acc sum = s.sum[i];
     const bool empty = sum == Acc(0);
@@ -265,6 +334,18 @@ class Forward {
     }
     if (!a_.lse.defined()) return;
     store_element(a_.lse, row_offset(a_.lse, tile.b, tile.h, tile.i0 + i), s.max[i] + std::log(sum));
+  }
+
+  /// `keys` and `of_keys`: the log-sum-exp and the entropy of the keys alone. A sink takes its weight of them.
+  void store_entropy(const QueryTile& tile, std::int64_t i, Acc keys, Acc of_keys, const Scratch<Acc>& s) const {
+    const TensorView& entropy = a_.statistics.entropy;
+    Acc value = 0;
+    if (keys != -kInfinity) {
+      const Acc lower = keys - (s.max[i] + std::log(s.sum[i]));  // than with the sink: of all P
+      const Acc weight = std::exp(lower);
+      if (weight != Acc(0)) value = weight * (of_keys - lower);
+    }
+    store_element(entropy, row_offset(entropy, tile.b, tile.h, tile.i0 + i), value);
   }
 
   /// NaN stays NaN in e4m3 too: store_element makes the greatest number of it, as caches have it.
@@ -281,6 +362,16 @@ class Forward {
   const Acc scale_;
 };
 
+/// Of no rows.
+void clear_sums(const TensorView& sums) {
+  if (!sums.defined()) return;
+  for (std::int64_t b = 0; b < sums.shape[0]; ++b) {
+    for (std::int64_t h = 0; h < sums.shape[1]; ++h) {
+      for (std::int64_t j = 0; j < sums.shape[2]; ++j) store_element(sums, row_offset(sums, b, h, j), 0);
+    }
+  }
+}
+
 }  // namespace
 
 void forward(const ForwardArgs& args) {
@@ -288,7 +379,7 @@ void forward(const ForwardArgs& args) {
   Geometry geometry = Geometry::of(args.q, args.k, args.v, paged ? args.paged.s_kv : args.k.shape[2], args.causal,
                                    args.causal_align, args.variant);
   geometry.begin = args.paged.begin;
-  if (geometry.b == 0 || geometry.h_q == 0 || geometry.s_q == 0) return;
+  if (geometry.b == 0 || geometry.h_q == 0 || geometry.s_q == 0) return clear_sums(args.statistics.column_sums);
   const bool f64_input = args.q.dtype == DType::f64 || args.k.dtype == DType::f64 || args.v.dtype == DType::f64;
   if (args.f64 || f64_input) {
     Forward<double>(args, geometry).run();

@@ -23,6 +23,15 @@ struct PagedKeys {
   bool given() const noexcept { return entries != nullptr || row >= 0; }
 };
 
+/// What is computed besides, as fa/statistics.hpp says; undefined where it is not.
+struct RowStatistics {
+  TensorView max_logit;      ///< [b, h_q, s_q]
+  bool scaled = false;       ///< of the scores in front of the score function
+  TensorView entropy;        ///< [b, h_q, s_q]
+  TensorView column_sums;    ///< [b, h, s_kv]
+  bool of_kv_heads = false;  ///< h is h_kv, else h_q
+};
+
 /// One forward call on host memory. Every tensor has rank 4 (lse: 3), any dtype, alignment and int64 strides; shapes
 /// agree and h_kv divides h_q, which the caller has checked.
 struct ForwardArgs {
@@ -44,7 +53,8 @@ struct ForwardArgs {
   TensorView q_scale = {};
   PagedKeys paged = {};     ///< of one batch entry
   bool accumulate = false;  ///< adds to the state that o and lse, which is given, hold
-  bool f64 = false;         ///< compute in double; implied by an f64 q, k or v
+  RowStatistics statistics = {};
+  bool f64 = false;  ///< compute in double; implied by an f64 q, k or v
 };
 
 /// FlashAttention-2 forward on the CPU, exact by the semantics of the library: the golden reference of every kernel,

@@ -120,6 +120,9 @@ void forward(const ForwardArgs& args, const PackedSequences& sequences, bool cle
     part.o = rows_of(args.o, rows);
     part.lse = rows_of(args.lse, rows);
     part.q_scale = rows_of(args.q_scale, rows);
+    part.statistics.max_logit = rows_of(args.statistics.max_logit, rows);
+    part.statistics.entropy = rows_of(args.statistics.entropy, rows);
+    part.statistics.column_sums = rows_of(args.statistics.column_sums, keys);
     part.k_scale = scales_of(args.k_scale, i, keys);
     part.v_scale = scales_of(args.v_scale, i, keys);
     part.dropout = args.dropout.part(i * args.q.shape[1], 0, 0);
@@ -135,8 +138,12 @@ TensorView rows_of_sequence(const TensorView& view, const PackedSequences& seque
 
 void clear_padding(const ForwardArgs& args, const PackedSequences& sequences) {
   clear_rows(args.o, sequences.cu_seqlens_q, sequences.seqused_q, sequences.b, 0);
-  clear_rows(args.lse, sequences.cu_seqlens_q, sequences.seqused_q, sequences.b,
-             -std::numeric_limits<double>::infinity());
+  for (const TensorView& view : {args.lse, args.statistics.max_logit}) {
+    clear_rows(view, sequences.cu_seqlens_q, sequences.seqused_q, sequences.b,
+               -std::numeric_limits<double>::infinity());
+  }
+  clear_rows(args.statistics.entropy, sequences.cu_seqlens_q, sequences.seqused_q, sequences.b, 0);
+  clear_rows(args.statistics.column_sums, sequences.cu_seqlens_kv, sequences.seqused_kv, sequences.b, 0);
 }
 
 BackwardArgs call_of_sequence(const BackwardArgs& args, const PackedSequences& sequences, std::int64_t i) {

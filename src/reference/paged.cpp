@@ -43,6 +43,10 @@ void forward(const ForwardArgs& args, const PackedSequences& sequences, const Pa
     for (TensorView ForwardArgs::*tensor : {&ForwardArgs::q, &ForwardArgs::o, &ForwardArgs::lse}) {
       part.*tensor = packed ? rows_of_sequence(args.*tensor, sequences, i) : entry_of(args.*tensor, i);
     }
+    for (TensorView RowStatistics::*tensor : {&RowStatistics::max_logit, &RowStatistics::entropy}) {
+      const TensorView& whole = args.statistics.*tensor;
+      part.statistics.*tensor = packed ? rows_of_sequence(whole, sequences, i) : entry_of(whole, i);
+    }
     part.paged = keys_of(sequences, cache, i);
     part.variant.place.b = i;
     forward(part);

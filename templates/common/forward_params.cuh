@@ -9,13 +9,20 @@ namespace fa::kernel {
 /// Launch parameters of every forward kernel, written by the host and passed whole as a `const __grid_constant__`
 /// argument. Strides are in elements.
 struct ForwardParams {
-  const void* q;       // [b, h_q, s_q, d_qk]
-  const void* k;       // [b, h_kv, s_kv, d_qk], or pages [pages, h_kv, page, d_qk]
-  const void* v;       // [b, h_kv, s_kv, d_v], or pages
-  void* o;             // [b, h_q, s_q, d_v]
-  float* lse;          // [b, h_q, s_q], may be null
-  float* partial_o;    // [splits, b, h_q, s_q, d_v], split kernels only; fixed_splits.cuh has those of a fixed size
-  float* partial_lse;  // [splits, b, h_q, s_q, 2], a LogSum each, split kernels only
+  const void* q;  // [b, h_q, s_q, d_qk]
+  const void* k;  // [b, h_kv, s_kv, d_qk], or pages [pages, h_kv, page, d_qk]
+  const void* v;  // [b, h_kv, s_kv, d_v], or pages
+  void* o;        // [b, h_q, s_q, d_v]
+  float* lse;     // [b, h_q, s_q], may be null
+  union {
+    float* partial_o;    // [splits, b, h_q, s_q, d_v], split kernels only; fixed_splits.cuh has those of a fixed size
+    float* max_logit;    // [b, h_q, s_q], or [h_q]; kernels with that statistic only, which are not split
+    float* column_sums;  // [b, heads, s_kv]; their kernel only
+  };
+  union {
+    float* partial_lse;  // [splits, b, h_q, s_q, 2], a LogSum each, split kernels only
+    float* entropy;      // [b, h_q, s_q]; likewise
+  };
   int32_t* next_tile;  // dynamic kernels, and those that share fixed splits: 0 at the launch
 
   int64_t stride_q_b, stride_q_h, stride_q_s;

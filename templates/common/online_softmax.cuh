@@ -3,6 +3,7 @@
 
 #include <common/constants.cuh>
 #include <common/log_sum.cuh>
+#include <common/row_entropy.cuh>
 #include <ptx/math.cuh>
 #include <ptx/thread.cuh>
 
@@ -15,9 +16,10 @@ using Fragment = float[kMTiles][kNTiles][4];
 
 /// The running statistics of the rows that a thread shares with the other three lanes of its quad (Milakov and
 /// Gimelshein, "Online normalizer calculation for softmax", 2018; base 2 as in FlashAttention-2). The maximum is kept
-/// in units of the raw score, and the sum stays split over the quad until `finish`.
-template <int kMTiles>
-struct OnlineSoftmax {
+/// in units of the raw score, and the sum stays split over the quad until `finish`. With kEntropy the rows' entropy is
+/// taken along (row_entropy.cuh).
+template <int kMTiles, bool kEntropy = false>
+struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
   float max[kMTiles][2];
   float sum[kMTiles][2];
   bool far = false;  // one of the thread's rows has a maximum that no float is near enough to, once it is scaled
@@ -90,6 +92,7 @@ struct OnlineSoftmax {
         sum[m][r] += ptx::shfl_xor(sum[m][r], 2);
       }
     }
+    if constexpr (kEntropy) this->add_lanes();
   }
 
   /// 1 / sum, and 0 for a row without keys. A NaN sum stays NaN.
@@ -175,9 +178,7 @@ struct OnlineSoftmax {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        sum[m][r] += exponentiate<kNTiles>(s[m], r, scale_log2, offset(max[m][r], scale_log2));
-      }
+      for (int r = 0; r < 2; ++r) add_row<kNTiles>(s[m], m, r, scale_log2, offset(max[m][r], scale_log2));
     }
   }
 
@@ -244,6 +245,7 @@ struct OnlineSoftmax {
 
   template <int kOTiles>
   FA_DEVICE void shrink_row(float (&o)[kOTiles][4], int m, int r, float shrink) {
+    if constexpr (kEntropy) this->shrink_entropy(m, r, sum[m][r], shrink);
     sum[m][r] *= shrink;
     FA_UNROLL
     for (int n = 0; n < kOTiles; ++n) {
@@ -259,7 +261,17 @@ struct OnlineSoftmax {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) sum[m][r] += exponentiate<kNTiles>(s[m], r, scale_log2, subtracted[m][r]);
+      for (int r = 0; r < 2; ++r) add_row<kNTiles>(s[m], m, r, scale_log2, subtracted[m][r]);
+    }
+  }
+
+  /// Makes the scores of a row P, and adds them to its sum.
+  template <int kNTiles>
+  FA_DEVICE void add_row(float (&s)[kNTiles][4], int m, int r, float scale_log2, float subtracted) {
+    if constexpr (kEntropy) {
+      sum[m][r] += this->template exponentiate_weighted<kNTiles>(s, m, r, scale_log2, subtracted);
+    } else {
+      sum[m][r] += exponentiate<kNTiles>(s, r, scale_log2, subtracted);
     }
   }
 

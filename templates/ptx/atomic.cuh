@@ -18,6 +18,16 @@ FA_DEVICE int32_t atomic_add_acq_rel_global(int32_t* address, int32_t value) {
   return before;
 }
 
+/// red.max and red.min: nothing is told, and nothing is ordered.
+FA_DEVICE void red_max_s32(int32_t* address, int32_t value) {
+  asm volatile("red.relaxed.gpu.global.max.s32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "r"(value)
+               : "memory");
+}
+FA_DEVICE void red_min_u32(uint32_t* address, uint32_t value) {
+  asm volatile("red.relaxed.gpu.global.min.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "r"(value)
+               : "memory");
+}
+
 /// st.release.gpu: what all threads of the block have written in front of a barrier can be read by who sees the flag.
 FA_DEVICE void raise_flag_global(uint64_t* address, uint64_t value) {
   asm volatile("st.release.gpu.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "l"(value) : "memory");

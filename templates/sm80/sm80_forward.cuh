@@ -37,7 +37,7 @@ namespace fa::sm80 {
 /// Config is a struct of constants: Element (f16, bf16 or f32), kHeadDimQk, kHeadDimV, kTileM, kTileN, kWarps, kStages,
 /// kCausal, kPositiveScale, kAligned, kQInRegisters, kLoopBodies, kConditionalRescale, kPackGqa, kSplit; optionally
 /// kWarpsN, kVarlen, kDropout, kPageSize, kSplitKeys, kScheduled, kOwnParts, kBounded, kValueInKey
-/// (common/switches.cuh) and a Variant (common/variant.cuh).
+/// (common/switches.cuh), statistics of rows (common/row_statistics.cuh) and a Variant (common/variant.cuh).
 ///
 /// With kPageSize K and V are in pages (common/paged.cuh): each thread looks up the pages of the rows that it copies.
 ///
@@ -70,6 +70,7 @@ struct Forward : ForwardScores<Config> {
   using VTile = typename Base::VTile;
   using Split = typename Base::Split;
   using QWarpTile = typename Base::QWarpTile;
+  using Softmax = typename Base::Softmax;
   using Base::Base;
   using Base::kTileM, Base::kTileN, Base::kHeadDimQk, Base::kHeadDimV, Base::kStages, Base::kEarlyV, Base::kSplitWarps,
       Base::kWarpKeys, Base::kMTiles, Base::kGroups, Base::kPairs, Base::kNTiles, Base::kOTiles, Base::kOutTiles,
@@ -108,7 +109,7 @@ struct Forward : ForwardScores<Config> {
     if constexpr (kPieces) range = cut(range, piece);
     if constexpr (kKeepsFirst) range.kept_end = kept_tiles<Variant, kTileN>(params, lengths, tile.batch);
     Fragment<kMTiles, kOTiles> o = {};
-    OnlineSoftmax<kMTiles> softmax;
+    Softmax softmax;
     if (range.begin < range.end) {
       read_what_stays();
       attend(range, o, softmax);
@@ -129,6 +130,7 @@ struct Forward : ForwardScores<Config> {
     } else {
       if constexpr (kPairs) pair().add_sums(softmax.sum);
       if constexpr (kGroups) group().add_sums(softmax.sum);
+      if constexpr (Base::kStatistics) ForwardStatistics<Forward>{*this}.exchange(softmax);
       const Forward epilogue = again();
       ForwardEpilogue<Forward>{epilogue}.run(o, softmax);
     }
@@ -143,7 +145,7 @@ struct Forward : ForwardScores<Config> {
     }
   }
 
-  FA_DEVICE void attend(const KvRange& range, Fragment<kMTiles, kOTiles>& o, OnlineSoftmax<kMTiles>& softmax) {
+  FA_DEVICE void attend(const KvRange& range, Fragment<kMTiles, kOTiles>& o, Softmax& softmax) {
     typename Gemm::template QFragment<Config::kQInRegisters ? kMTiles : 1, Config::kQInRegisters ? kHeadDimQk : 16> q;
     load_q();
     if constexpr (Config::kQInRegisters) {
@@ -225,7 +227,7 @@ struct Forward : ForwardScores<Config> {
   /// One KV tile: S = Q K^T, mask, online softmax, O += P V, with the next copies under way.
   template <bool kMaybeMasked, class Q>
   FA_DEVICE void step(const KvRange& range, int n_block, int& stage, const Q& q, Fragment<kMTiles, kOTiles>& o,
-                      OnlineSoftmax<kMTiles>& softmax) const {
+                      Softmax& softmax) const {
     ptx::cp_async_wait<(kStages == 1 ? 1 : kStages - 2)>();
     ptx::sync_threads();  // this tile's K has landed for all, and all have left the buffers that are filled next
     if constexpr (kStages == 1) {
@@ -264,11 +266,11 @@ struct Forward : ForwardScores<Config> {
     }
 
     if constexpr (kPairs) {
-      finish_scores<kMaybeMasked>(range, n_block, s);
+      finish_scores<kMaybeMasked>(range, n_block, s, softmax);
       pair().publish_maxima(s, softmax.max);
       if constexpr (kStages > 1) pair().meet();  // the maxima are in shared memory
     } else if constexpr (kGroups) {
-      finish_scores<kMaybeMasked>(range, n_block, s);
+      finish_scores<kMaybeMasked>(range, n_block, s, softmax);
       group().publish_maxima(s, softmax.max);
       if constexpr (kStages > 1) group().meet();  // all maxima are in shared memory
     }
@@ -295,7 +297,7 @@ struct Forward : ForwardScores<Config> {
       group().meet();  // P of all keys is in shared memory
       group().template accumulate<VTile, kOTiles>(o, v_shared(stage) + VTile::offset(0, first_o_column()));
     } else {
-      finish_scores<kMaybeMasked>(range, n_block, s);
+      finish_scores<kMaybeMasked>(range, n_block, s, softmax);
       softmax.template update<Config::kConditionalRescale, kNTiles, kOTiles>(s, o, softmax_scale_log2());
       if constexpr (kDropout) drop(s, kv_tile(n_block) * kTileN + half * kWarpKeys);
       const uint32_t values = v_shared(stage) + VTile::offset(half * kWarpKeys, 0);
@@ -315,12 +317,24 @@ struct Forward : ForwardScores<Config> {
 
   /// Whatever is done to S = Q K^T before its row maxima count.
   template <bool kMaybeMasked>
-  FA_DEVICE void finish_scores(const KvRange& range, int n_block, Fragment<kMTiles, kNTiles>& s) const {
+  FA_DEVICE void finish_scores(const KvRange& range, int n_block, Fragment<kMTiles, kNTiles>& s,
+                               [[maybe_unused]] Softmax& softmax) const {
+    if constexpr (kTracksScaled<Config>) {
+      // What a function makes of a hidden score is hidden again.
+      hide<kMaybeMasked>(range, n_block, s);
+      softmax.track(s, params.scale);
+    }
     if constexpr (Variant::kScore) {
       apply_score(s, kv_tile(n_block));
     } else if constexpr (!Config::kPositiveScale) {
       scale_scores(s);
     }
+    hide<kMaybeMasked>(range, n_block, s);
+  }
+
+  /// Makes the scores of hidden keys -inf.
+  template <bool kMaybeMasked>
+  FA_DEVICE void hide(const KvRange& range, int n_block, Fragment<kMTiles, kNTiles>& s) const {
     if constexpr (Variant::kMask && !kLists) {
       if (!kKeepsFirst || n_block >= range.kept_end) apply_mask(s, n_block);
     }

@@ -14,6 +14,7 @@
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>
 #include <ptx/thread.cuh>
+#include <sm80/sm80_forward_statistics.cuh>
 
 namespace fa::sm80 {
 
@@ -27,6 +28,7 @@ struct ForwardEpilogue {
   using T = typename Forward::T;
   using Variant = typename Forward::Variant;
   using OWarpTile = typename Forward::OWarpTile;
+  using Softmax = typename Forward::Softmax;
   static constexpr int kTileM = Forward::kTileM;
   static constexpr int kHeadDimV = Forward::kHeadDimV;
   static constexpr int kMTiles = Forward::kMTiles;
@@ -42,7 +44,7 @@ struct ForwardEpilogue {
 
   const Forward& f;
 
-  FA_DEVICE void run(Fragment<kMTiles, kOTiles>& o, const OnlineSoftmax<kMTiles>& softmax) const {
+  FA_DEVICE void run(Fragment<kMTiles, kOTiles>& o, const Softmax& softmax) const {
     if constexpr (kPieces) {
       store_piece(o, softmax);
     } else if constexpr (Config::kSplit) {
@@ -53,29 +55,32 @@ struct ForwardEpilogue {
   }
 
   /// What O is multiplied with.
-  FA_DEVICE float normaliser(const OnlineSoftmax<kMTiles>& softmax, int m, int r) const {
+  FA_DEVICE float normaliser(const Softmax& softmax, int m, int r) const {
     if constexpr (kDropout) return softmax.inverse_sum(m, r) * f.params.dropout.inverse_keep;
     return softmax.inverse_sum(m, r);
   }
 
   /// O / sum through shared memory, so that rows leave in 16-byte pieces, and the log-sum-exp.
-  FA_DEVICE void store(Fragment<kMTiles, kOTiles>& o, const OnlineSoftmax<kMTiles>& softmax) const {
+  FA_DEVICE void store(Fragment<kMTiles, kOTiles>& o, const Softmax& softmax) const {
     [[maybe_unused]] float states[kMTiles][2];  // log-sum-exp of the state
     if constexpr (kAccumulate) {
       read_states(states);
       if constexpr (kShared) f.meet();  // the state's log-sum-exp is read, in whose place the result goes
     }
-    if constexpr (!kShared) ptx::sync_warp();  // every lane has read this warp's Q, whose place O takes
+    [[maybe_unused]] float greatest = -kInfinity;  // of the scores of the warp's rows
+    if constexpr (!kShared) ptx::sync_warp();      // every lane has read this warp's Q, whose place O takes
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
         float inverse = normaliser(softmax, m, r);
-        [[maybe_unused]] float whole = 0.f;  // log-sum-exp with the sink
+        [[maybe_unused]] float whole = 0.f;   // log-sum-exp with the sink
+        [[maybe_unused]] float weight = 1.f;  // of the keys beside it
         if constexpr (Variant::kSink) {
           const float keys = softmax.log_sum(m, r, f.softmax_scale_log2()).value();
           whole = log_add(keys, sink_of(f.params.variant, f.rows.query_head(f.fragment_row(m, r))));
-          inverse *= weight_of(keys, whole);
+          weight = weight_of(keys, whole);
+          inverse *= weight;
         }
         [[maybe_unused]] float state = -1.f;  // what o in memory counts
         if constexpr (kAccumulate) {
@@ -95,8 +100,12 @@ struct ForwardEpilogue {
           ptx::st_global(lse,
                          Variant::kSink || kAccumulate ? whole : softmax.log_sum(m, r, f.softmax_scale_log2()).value());
         }
+        if constexpr (Forward::kStatistics) {
+          ForwardStatistics<Forward>{f}.store_row(softmax, m, r, weight, greatest);
+        }
       }
     }
+    if constexpr (Forward::kStatistics) ForwardStatistics<Forward>{f}.raise(greatest);
     if constexpr (kShared) {
       f.meet();  // the rows of O of warps that share them are complete in shared memory
     } else {
@@ -173,7 +182,7 @@ struct ForwardEpilogue {
   }
 
   /// What a block leaves of a piece: whole rows of O, or its part of them. The last block that does makes them whole.
-  FA_DEVICE void store_piece(Fragment<kMTiles, kOTiles>& o, const OnlineSoftmax<kMTiles>& softmax) const {
+  FA_DEVICE void store_piece(Fragment<kMTiles, kOTiles>& o, const Softmax& softmax) const {
     if (f.piece.is_whole()) {
       store(o, softmax);
       return;
@@ -249,7 +258,7 @@ struct ForwardEpilogue {
   }
 
   /// Normalised fp32 partial results of one split, for forward_combine.
-  FA_DEVICE void store_partial(const Fragment<kMTiles, kOTiles>& o, const OnlineSoftmax<kMTiles>& softmax) const {
+  FA_DEVICE void store_partial(const Fragment<kMTiles, kOTiles>& o, const Softmax& softmax) const {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL

@@ -4,6 +4,7 @@
 #include <common/accumulate.cuh>
 #include <common/constants.cuh>
 #include <common/kept_keys.cuh>
+#include <common/row_statistics.cuh>
 #include <common/shared_tile.cuh>
 #include <common/stored.cuh>
 #include <common/switches.cuh>
@@ -55,6 +56,8 @@ struct ForwardTraits {
   static constexpr int kOutColumns = kGroups ? ceil_div(kHeadDimV, 8 * kWarpsN) * 8 : kHeadDimV / kWarpsN;
   static constexpr int kWarpColumns = kSplitWarps ? kHeadDimV : kOutColumns;  // and has in the main loop
   static constexpr int kNTiles = kWarpKeys / 8;
+  using Softmax = SoftmaxOf<Config, kMTiles>;
+  static constexpr bool kStatistics = kernel::kMaxLogit<Config> || kernel::kEntropy<Config>;
   static constexpr bool kUnevenColumns = kGroups && kWarpColumns * kWarpsN != kHeadDimV;
   static constexpr int kOTiles = kWarpColumns / 8;
   static constexpr int kOutTiles = kOutColumns / 8;
@@ -106,6 +109,8 @@ struct ForwardTraits {
   static_assert(!kOwnParts || (!kScheduled && !Config::kSplit && !kDropout && !kLists && !kernel::kAccumulate<Config>),
                 "own parts are of plain calls");
   static_assert(!kOwnParts || kPaged || !kVarlen, "of a packed batch that is not in pages nothing is shared");
+  static_assert(!kStatistics || (!Config::kSplit && !kPieces && !kFixedSplits && !kSplitWarps && !kAccumulate),
+                "statistics are of rows that one block has alone");
   static_assert(!kernel::kAccumulate<Config> || !Variant::kSink, "the state has the sink");
 
   using QTile = SharedTile<T, kTileM, kHeadDimQk>;

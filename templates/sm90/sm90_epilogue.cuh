@@ -12,6 +12,7 @@
 #include <ptx/thread.cuh>
 #include <ptx/tma.cuh>
 #include <sm90/sm90_roles.cuh>
+#include <sm90/sm90_row_statistics.cuh>
 #include <sm90/sm90_schedule.cuh>
 
 namespace fa::sm90 {
@@ -53,6 +54,7 @@ struct Epilogue : Schedule<Traits> {
 
   static constexpr bool kAccumulate = kernel::kAccumulate<Config> && !Config::kSplit;  // splits join later
   static_assert(!kernel::kAccumulate<Config> || !Variant::kSink, "the state has the sink");
+  static_assert(!kAccumulate || !Base::kStatistics, "the state's P is not known");
   using Factors = RowFactors<kAccumulate>;
 
   FA_DEVICE explicit Epilogue(const Schedule<Traits>& base) : Schedule<Traits>(base) {}
@@ -75,6 +77,7 @@ struct Epilogue : Schedule<Traits> {
     const int first_row = first_row_of(query.tile) + warp_row + lane / 4;
     kernel::LogSum sums[2];
     float lse[2];
+    [[maybe_unused]] float weight[2] = {1.f, 1.f};  // of the keys beside a sink
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
       inverse_sum[r] = softmax.inverse_sum(r);
@@ -83,7 +86,8 @@ struct Epilogue : Schedule<Traits> {
       if constexpr (Variant::kSink && !Config::kSplit) {  // which joins the splits once
         const float keys = lse[r];
         lse[r] = kernel::log_add(keys, kernel::sink_of(params.variant, rows.query_head(first_row + 8 * r)));
-        inverse_sum[r] *= kernel::weight_of(keys, lse[r]);
+        weight[r] = kernel::weight_of(keys, lse[r]);
+        inverse_sum[r] *= weight[r];
       }
       if constexpr (kDropout) inverse_sum[r] *= params.dropout.inverse_keep;
       if constexpr (kAccumulate) {
@@ -97,6 +101,7 @@ struct Epilogue : Schedule<Traits> {
       }
     }
     if constexpr (kAccumulate) ptx::sync_warp();  // the state's log-sum-exp is read, in whose place the result goes
+    if constexpr (Base::kStatistics) StatisticsOfRows<Epilogue>{*this}.store(softmax, query, first_row, lane, weight);
     if ((!Config::kSplit && params.lse == nullptr) || lane % 4 != 0) return;
     if constexpr (Config::kSplit) {
       FA_UNROLL

@@ -3,6 +3,7 @@
 
 #include <common/constants.cuh>
 #include <common/log_sum.cuh>
+#include <common/row_entropy.cuh>
 #include <common/types.cuh>
 #include <ptx/math.cuh>
 #include <ptx/thread.cuh>
@@ -296,8 +297,9 @@ struct SummedSoftmax : RowStatistics {
 
 /// P = exp2(scale_log2 * (S - greatest)) for the exact maximum so far: the P that weighs most is 1, which
 /// no rounding changes. A step waits for the search over its whole KV tile, and most steps of short rows raise a
-/// maximum.
-struct ExactSoftmax : RowStatistics {
+/// maximum. With kEntropy the rows' entropy is taken along.
+template <bool kEntropy = false>
+struct ExactSoftmax : RowStatistics, kernel::RowEntropy<1, kEntropy> {
   float greatest[2] = {-kInfinity, -kInfinity};  // score of the row, before the scale; -inf: it has seen no key
 
   /// Turns scores into P in place. True when O must be rescaled by `factor`.
@@ -321,11 +323,18 @@ struct ExactSoftmax : RowStatistics {
     if (rare) subtract_first(s, subtracted, before, scale_log2);
     float total[2][2] = {};
     FA_UNROLL
-    for (int r = 0; r < 2; ++r) sum[r] *= factor[r];
+    for (int r = 0; r < 2; ++r) {
+      if constexpr (kEntropy) this->shrink_entropy(0, r, sum[r], factor[r]);
+      sum[r] *= factor[r];
+    }
     FA_UNROLL
     for (int j = 0; j < kTiles; ++j) {
       FA_UNROLL
-      for (int i = 4 * j; i < 4 * j + 4; ++i) s[i] = ptx::ex2(ptx::fma(s[i], scale_log2, -subtracted[i / 2 % 2]));
+      for (int i = 4 * j; i < 4 * j + 4; ++i) {
+        [[maybe_unused]] const float lower = ptx::fma(s[i], scale_log2, -subtracted[i / 2 % 2]);
+        s[i] = ptx::ex2(lower);
+        if constexpr (kEntropy) this->add_weighted(0, i / 2 % 2, s[i], lower);
+      }
       if (j > 0) add_tile(s, j - 1, total);  // a tile behind: no sum waits for an exponential
     }
     FA_UNROLL
@@ -338,6 +347,7 @@ struct ExactSoftmax : RowStatistics {
   FA_DEVICE void finish() {
     FA_UNROLL
     for (int r = 0; r < 2; ++r) sum[r] = quad_sum(sum[r]);
+    if constexpr (kEntropy) this->add_lanes();
   }
 
   /// The natural log-sum-exp of the scaled scores; -inf for a row without keys.

@@ -100,7 +100,7 @@ struct WideTraits {
   using P = uint32_t[kPSteps][4];
   using O = float[kHalfColumns / 2];
   using Rows = kernel::RowMap<Config::kPackGqa>;
-  using Softmax = ExactSoftmax;
+  using Softmax = ExactSoftmax<>;
   using KeyNumbers = AffineProduct<T, kTileN>;
   using Mask = kernel::KeepMask<kPSteps>;
   using Loaded = uint32_t[2][1];

@@ -1048,6 +1048,87 @@ static void test_merge(void) {
   fa_destroy(accumulating);
 }
 
+static void test_statistics(void) {
+  enum { ROWS = 3, KEYS = 5 };
+  static float rows_o[ROWS * D], rows_lse[ROWS], greatest[1], entropy[ROWS], sums[KEYS];
+#define ROWS_OF(name, rows)         \
+  fa_tensor t_##name = {            \
+    .struct_size = sizeof t_##name, \
+    .dtype = FA_F32,                \
+    .rank = 4,                      \
+    .flags = FA_TENSOR_ROW_MAJOR,   \
+    .data = name,                   \
+    .shape = {1, 1, rows, D}        \
+  }
+  ROWS_OF(q, ROWS);
+  ROWS_OF(k, KEYS);
+  ROWS_OF(v, KEYS);
+  ROWS_OF(rows_o, ROWS);
+#undef ROWS_OF
+  fa_tensor lse_ = {.struct_size = sizeof lse_,
+                    .dtype = FA_F32,
+                    .rank = 3,
+                    .flags = FA_TENSOR_ROW_MAJOR,
+                    .data = rows_lse,
+                    .shape = {1, 1, ROWS}};
+  fa_tensor entropy_ = lse_, sums_ = lse_, greatest_ = lse_;
+  entropy_.data = entropy;
+  sums_.data = sums;
+  sums_.shape[2] = KEYS;
+  greatest_.data = greatest;
+  greatest_.rank = 1;
+  fa_config config = {.struct_size = sizeof config,
+                      .head_dim = D,
+                      .dtype = FA_F32,
+                      .max_logit = FA_MAX_LOGIT_SOFTMAX,
+                      .max_logit_by_head = 1,
+                      .entropy = 1,
+                      .column_sums = FA_COLUMN_SUMS_KV_HEADS};
+  fa_attention* attention = NULL;
+  CHECK(fa_create(&config, (fa_device){FA_DEVICE_HOST, 0}, &attention) == FA_OK);
+  fa_forward_inputs inputs = {.struct_size = sizeof inputs, .q = &t_q, .k = &t_k, .v = &t_v};
+  fa_forward_outputs outputs = {.struct_size = sizeof outputs,
+                                .o = &t_rows_o,
+                                .lse = &lse_,
+                                .max_logit = &greatest_,
+                                .entropy = &entropy_,
+                                .column_sums = &sums_};
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  double logits = -1e30, p_sum = 0;
+  for (int i = 0; i < ROWS; ++i) {
+    double row_entropy = 0;
+    for (int j = 0; j < KEYS; ++j) {
+      double score = 0;
+      for (int d = 0; d < D; ++d) score += (double)q[i * D + d] * k[j * D + d];
+      score /= sqrt((double)D);
+      if (score > logits) logits = score;
+      const double p = exp(score - rows_lse[i]);
+      row_entropy -= p * log(p);
+    }
+    CHECK(fabs(row_entropy - entropy[i]) < 1e-4);
+  }
+  for (int j = 0; j < KEYS; ++j) p_sum += sums[j];
+  CHECK(fabs(logits - greatest[0]) < 1e-4);
+  CHECK(fabs(p_sum - ROWS) < 1e-4);
+
+  outputs.entropy = NULL;
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "entropy") == 0);
+  /* A struct from before there were statistics asks for none, and is given none. */
+  outputs.struct_size = offsetof(fa_forward_outputs, max_logit);
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "max_logit") == 0);
+  fa_destroy(attention);
+  config.struct_size = offsetof(fa_config, max_logit);
+  CHECK(fa_create(&config, (fa_device){FA_DEVICE_HOST, 0}, &attention) == FA_OK);
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  fa_destroy(attention);
+  config.struct_size = sizeof config;
+  config.column_sums = 3;
+  CHECK(fa_create(&config, (fa_device){FA_DEVICE_HOST, 0}, &attention) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "config.column_sums") == 0);
+}
+
 static void test_version(void) {
   char text[32];
   snprintf(text, sizeof text, "%d.%d.%d", FA_VERSION_MAJOR, FA_VERSION_MINOR, FA_VERSION_PATCH);
@@ -1072,6 +1153,7 @@ int main(void) {
   test_append();
   test_invariance();
   test_merge();
+  test_statistics();
   test_value_in_key();
   test_strides();
   test_places();

@@ -2,7 +2,7 @@
 // `kernels_<i>.cpp`, those with functions and the like in `variants_<i>.cpp`, those over pages in `paged_<i>.cpp`,
 // appends in `append_<i>.cpp`, merges in `merge_<i>.cpp`, and the mutated ones in `mutants_<i>.cpp`. Those with a fixed
 // split size, and their mutants, are in `invariant_<i>.cpp`; those of 8-bit floats and theirs in `fp8_<i>.cpp`; those
-// of parts of larger attentions and theirs in `shard_<i>.cpp`.
+// of parts of larger attentions and theirs in `shard_<i>.cpp`, those with statistics in `statistics_<i>.cpp`.
 
 #include <filesystem>
 #include <fstream>
@@ -23,6 +23,7 @@
 #include "emulator/paged_specs.hpp"
 #include "emulator/shard_specs.hpp"
 #include "emulator/specs.hpp"
+#include "emulator/statistics_specs.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/schedule.hpp"
 #include "render/source.hpp"
@@ -224,16 +225,28 @@ std::string shard_file(const fs::path& folder, std::size_t file, std::size_t fil
   return text;
 }
 
+std::string statistics_file(const fs::path& folder, std::size_t file, std::size_t files) {
+  std::string text =
+      "#include <emulator/instructions.hpp>\n" + kernels_file(emulator::all_statistics_specs(), file, files);
+  const std::vector<emulator::StatisticsMutation>& all = emulator::statistics_mutations();
+  for (std::size_t i = file; i < all.size(); i += files) {
+    const KernelSpec subject = emulator::subject_of(all[i]);
+    text += mutant({all[i].name, all[i].before, all[i].after, {subject}, {}, all[i].count, all[i].header},
+                   folder / "statistics_mutants");
+  }
+  return text;
+}
+
 }  // namespace
 
 /// generate FOLDER KERNEL_FILES VARIANT_FILES MUTANT_FILES PAGED_FILES APPEND_FILES MERGE_FILES INVARIANT_FILES
-/// FP8_FILES SHARD_FILES
+/// FP8_FILES SHARD_FILES STATISTICS_FILES
 int main(int argc, char** argv) {
   try {
-    if (argc != 11) {
+    if (argc != 12) {
       throw std::runtime_error(
           "usage: generate FOLDER KERNEL_FILES VARIANT_FILES MUTANT_FILES PAGED_FILES APPEND_FILES MERGE_FILES "
-          "INVARIANT_FILES FP8_FILES SHARD_FILES");
+          "INVARIANT_FILES FP8_FILES SHARD_FILES STATISTICS_FILES");
     }
     const fs::path folder = argv[1];
     const std::size_t kernel_files = std::stoul(argv[2]);
@@ -265,6 +278,10 @@ int main(int argc, char** argv) {
     const std::size_t shard_files = std::stoul(argv[10]);
     for (std::size_t i = 0; i < shard_files; ++i) {
       write(folder / fmt::format("shard_{}.cpp", i), shard_file(folder, i, shard_files));
+    }
+    const std::size_t statistics_files = std::stoul(argv[11]);
+    for (std::size_t i = 0; i < statistics_files; ++i) {
+      write(folder / fmt::format("statistics_{}.cpp", i), statistics_file(folder, i, statistics_files));
     }
     const std::vector<KernelSpec> specs = emulator::all_specs();
     for (std::size_t i = 0; i < kernel_files; ++i) {

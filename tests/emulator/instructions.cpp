@@ -487,6 +487,24 @@ void check_global_store(const void* address, std::size_t bytes, const char* name
   std::fill_n(region.stamps.get() + (static_cast<const std::byte*>(address) - region.base), bytes, stamp);
 }
 
+void red_max_s32(std::int32_t* address, std::int32_t value, const Site& site) {
+  constexpr const char* kName = "red.relaxed.gpu.global.max.s32";
+  check_global_load(address, sizeof value, kName, site);
+  check_global_store(address, sizeof value, kName, site);
+  const std::atomic_ref<std::int32_t> place(*address);
+  std::int32_t before = place.load();
+  while (before < value && !place.compare_exchange_weak(before, value)) continue;
+}
+
+void red_min_u32(std::uint32_t* address, std::uint32_t value, const Site& site) {
+  constexpr const char* kName = "red.relaxed.gpu.global.min.u32";
+  check_global_load(address, sizeof value, kName, site);
+  check_global_store(address, sizeof value, kName, site);
+  const std::atomic_ref<std::uint32_t> place(*address);
+  std::uint32_t before = place.load();
+  while (before > value && !place.compare_exchange_weak(before, value)) continue;
+}
+
 void red_max_u32(std::uint32_t* address, std::uint32_t value, const Site& site) {
   constexpr const char* kName = "red.global.max.u32";
   check_global_load(address, sizeof value, kName, site);

@@ -42,6 +42,8 @@ bool test_global(const std::int32_t* address, std::int32_t value, const Site& si
 /// The same until the value is there, which a block of another OS thread may store.
 void await_global(const std::int32_t* address, std::int32_t value, const Site& site);
 /// Raises a number of global memory that somebody has written to at least `value`.
+void red_max_s32(std::int32_t* address, std::int32_t value, const Site& site);
+void red_min_u32(std::uint32_t* address, std::uint32_t value, const Site& site);
 void red_max_u32(std::uint32_t* address, std::uint32_t value, const Site& site);
 /// Adds to a counter of global memory that somebody has written: what was there before.
 std::int32_t atomic_add_global(std::int32_t* address, std::int32_t value, const Site& site);

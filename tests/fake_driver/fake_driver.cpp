@@ -249,6 +249,11 @@ CUresult memset_async(CUdeviceptr address, unsigned char, std::size_t bytes, CUs
   return CUDA_SUCCESS;
 }
 
+CUresult memset_32_async(CUdeviceptr address, unsigned, std::size_t words, CUstream) {
+  remember({fake_driver::kMemset, false, static_cast<std::uintptr_t>(address), 4 * words});
+  return CUDA_SUCCESS;
+}
+
 /// Gives kValue by the first argument and succeeds.
 template <auto kValue, class Out, class... Rest>
 CUresult give(Out* out, Rest...) {
@@ -318,6 +323,7 @@ const std::map<std::string_view, void*>& functions() {
     set("cuEventElapsedTime", &elapsed_time);
     set("cuMemFreeAsync", &mem_free_async);
     set("cuMemsetD8Async", &memset_async);
+    set("cuMemsetD32Async", &memset_32_async);
     return table;
   }();
   return all;

@@ -246,6 +246,7 @@ std::vector<BenchProblem> make_grid(const BenchGrid& options) {
     problem.key_scales = options.key_scales;
     problem.value_scales = options.value_scales;
     problem.invariance = options.invariance;
+    problem.statistics = options.statistics;
     if (options.packed.varlen) pack(&problem);
     place(options, &problem);
     grid.push_back(std::move(problem));
@@ -328,6 +329,7 @@ void add_grid_options(CLI::App& command, BenchGrid* options, bool bench) {
         ->group(group);
   }
   add_invariance_option(command, &options->invariance);
+  if (bench) add_statistics_options(command, &options->statistics);
   command.add_flag("--deterministic", options->deterministic, "Make dq bitwise repeatable")->group(group);
   if (bench) add_outputs_option(command, &options->gradients)->group(group);
   const Choices<Layout> layouts{{"bshd", Layout::bshd}, {"bhsd", Layout::bhsd}};

@@ -40,6 +40,7 @@ struct BenchGrid {
   std::vector<bool> causal{false, true};
   CausalAlign causal_align = CausalAlign::bottom_right;
   Invariance invariance = Invariance::none;
+  Statistics statistics = {};  ///< of forward
   Layout layout = Layout::bshd;
   int tokens = 16384;
   int width = 2048;

@@ -50,6 +50,24 @@ std::size_t key_scale_bytes(const BenchProblem& problem) {
   return kv_rows(problem) * static_cast<std::size_t>(problem.shape.h_kv) * sizeof(float);
 }
 
+/// Of a number for each query head and row.
+std::size_t statistic_bytes(const BenchProblem& problem, std::size_t rows) {
+  return rows * static_cast<std::size_t>(problem.shape.h_q) * sizeof(float);
+}
+
+std::string text_of(const Statistics& statistics) {
+  std::string text;
+  if (statistics.max_logit != MaxLogit::none) {
+    text += statistics.max_logit == MaxLogit::scaled ? " max_logit=scaled" : " max_logit=softmax";
+    if (statistics.max_logit_by_head) text += " by_head";
+  }
+  if (statistics.entropy) text += " entropy";
+  if (statistics.column_sums != ColumnSums::none) {
+    text += statistics.column_sums == ColumnSums::kv_heads ? " column_sums=kv_heads" : " column_sums=query_heads";
+  }
+  return text;
+}
+
 /// A tensor laid out like another in other memory.
 TensorView like(TensorView view, const DeviceBuffer& buffer) {
   view.data = buffer.data();
@@ -126,6 +144,7 @@ AttentionConfig BenchProblem::config(const KernelOverride& kernel) const {
   config.key_scales = key_scales;
   config.value_scales = value_scales;
   if (op != Operation::append && op != Operation::merge) config.invariance = invariance;
+  if (op == Operation::forward) config.statistics = statistics;
   (op == Operation::backward ? config.kernel_backward : config.kernel) = if_given(kernel);
   return config;
 }
@@ -146,7 +165,7 @@ std::string BenchProblem::text() const {
                      stored("k_dtype", k_dtype), stored("v_dtype", v_dtype),
                      invariance == Invariance::none ? "" : fmt::format(" invariance={}", to_string(invariance)),
                      variant_text() == "plain" ? "" : " " + variant_text(), gradients) +
-         (key_scales ? " key_scales" : "") + (value_scales ? " value_scales" : "") +
+         text_of(statistics) + (key_scales ? " key_scales" : "") + (value_scales ? " value_scales" : "") +
          (place ? fmt::format(" at={}x{}", place->q, place->kv) : "") +
          (max_multiprocessors != 0 ? fmt::format(" multiprocessors={}", max_multiprocessors) : "");
 }
@@ -260,6 +279,9 @@ BenchTensors::BenchTensors(const BenchProblem& problem, int sets)
          row_bytes(problem, problem.shape.h_q, problem.d_v, problem.o_dtype())),
       lse_(static_cast<std::size_t>(sets) * q_rows(problem) * static_cast<std::size_t>(problem.shape.h_q) *
            sizeof(float)),
+      max_logit_(problem.statistics.max_logit != MaxLogit::none ? statistic_bytes(problem, q_rows(problem)) : 0),
+      entropy_(problem.statistics.entropy ? statistic_bytes(problem, q_rows(problem)) : 0),
+      column_sums_(problem.statistics.column_sums != ColumnSums::none ? statistic_bytes(problem, kv_rows(problem)) : 0),
       dout_(problem.op == Operation::backward ? o_.size() : 0),
       dq_(problem.op == Operation::backward ? q_.size() : 0),
       dk_(problem.op == Operation::backward ? k_.size() : 0),
@@ -459,13 +481,25 @@ ForwardInputs BenchTensors::inputs(int set) const {
 
 ForwardOutputs BenchTensors::outputs(int set) const {
   const AttentionShape& shape = problem_.shape;
-  void* const lse = of_set(lse_, set);
-  if (problem_.packed.varlen) {
-    return {view(o_, set, shape.h_q, shape.total_q, problem_.d_v, problem_.o_dtype()),
-            TensorView(lse, DType::f32, {shape.h_q, shape.total_q})};
+  const bool packed = problem_.packed.varlen;
+  const auto rows = [&](void* data, std::int64_t heads, bool keys) {
+    if (packed) return TensorView(data, DType::f32, {heads, keys ? shape.total_kv : shape.total_q});
+    return TensorView(data, DType::f32, {shape.b, heads, keys ? shape.s_kv : shape.s_q});
+  };
+  ForwardOutputs result{view(o_, set, shape.h_q, packed ? shape.total_q : shape.s_q, problem_.d_v, problem_.o_dtype()),
+                        rows(of_set(lse_, set), shape.h_q, false),
+                        {}};
+  const Statistics& wanted = problem_.statistics;
+  if (wanted.max_logit != MaxLogit::none) {
+    result.statistics.max_logit = wanted.max_logit_by_head ? TensorView(max_logit_.data(), DType::f32, {shape.h_q})
+                                                           : rows(max_logit_.data(), shape.h_q, false);
   }
-  return {view(o_, set, shape.h_q, shape.s_q, problem_.d_v, problem_.o_dtype()),
-          TensorView(lse, DType::f32, {shape.b, shape.h_q, shape.s_q})};
+  if (wanted.entropy) result.statistics.entropy = rows(entropy_.data(), shape.h_q, false);
+  if (wanted.column_sums != ColumnSums::none) {
+    const bool of_kv = wanted.column_sums == ColumnSums::kv_heads;
+    result.statistics.column_sums = rows(column_sums_.data(), of_kv ? shape.h_kv : shape.h_q, true);
+  }
+  return result;
 }
 
 BackwardInputs BenchTensors::backward_inputs() const {

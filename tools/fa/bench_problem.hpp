@@ -56,6 +56,7 @@ struct BenchProblem {
   std::vector<std::int32_t> cumulative = {};     ///< varlen: where the sequences start, of q and of k and v
   std::vector<std::int32_t> cumulative_kv = {};  ///< of k and v, where that differs; over pages without varlen too
   Invariance invariance = Invariance::none;
+  Statistics statistics = {};                   ///< of forward
   std::int64_t page_size = 0;                   ///< of forward: k and v are in pages, or kContiguous; 0: plain tensors
   bool value_in_key = false;                    ///< V is the first d_v columns of K
   std::optional<DType> k_dtype = std::nullopt;  ///< of forward: what K is stored as, with a scale a row
@@ -173,6 +174,9 @@ class BenchTensors {
   DeviceBuffer v_scale_;
   DeviceBuffer o_;
   DeviceBuffer lse_;
+  DeviceBuffer max_logit_;  ///< this and the next two: empty unless they are asked for; of all sets
+  DeviceBuffer entropy_;
+  DeviceBuffer column_sums_;
   DeviceBuffer dout_;  ///< this and the gradients: empty unless the problem is one of backward
   DeviceBuffer dq_;
   DeviceBuffer dk_;

@@ -240,6 +240,20 @@ void add_key_scales_options(CLI::App& command, bool* key_scales, bool* value_sca
   command.add_flag("--value-scales", *value_scales, "Likewise for its row of V");
 }
 
+void add_statistics_options(CLI::App& command, Statistics* statistics) {
+  const std::string group = "Statistics";
+  const Choices<MaxLogit> logits{
+      {"none", MaxLogit::none}, {"softmax", MaxLogit::softmax}, {"scaled", MaxLogit::scaled}};
+  add_choice(command, "--max-logit", &statistics->max_logit, logits, "Forward: the greatest logits of rows, of these")
+      ->group(group);
+  command.add_flag("--max-logit-by-head", statistics->max_logit_by_head, "Of query heads, not of rows")->group(group);
+  command.add_flag("--entropy", statistics->entropy, "Forward: the entropy of rows of P, in nats")->group(group);
+  const Choices<ColumnSums> sums{
+      {"none", ColumnSums::none}, {"query_heads", ColumnSums::query_heads}, {"kv_heads", ColumnSums::kv_heads}};
+  add_choice(command, "--column-sums", &statistics->column_sums, sums, "Forward: P summed over rows, of these heads")
+      ->group(group);
+}
+
 void add_invariance_option(CLI::App& command, Invariance* invariance) {
   const Choices<Invariance> choices{
       {"none", Invariance::none}, {"batch", Invariance::batch}, {"rows", Invariance::rows}};

@@ -49,6 +49,9 @@ void add_stored_options(CLI::App& command, std::optional<DType>* k_dtype, std::o
                         int* group_size);
 void add_o_dtype_option(CLI::App& command, std::optional<DType>* o_dtype);
 void add_key_scales_options(CLI::App& command, bool* key_scales, bool* value_scales);
+/// Adds --max-logit, --max-logit-by-head, --entropy and --column-sums.
+void add_statistics_options(CLI::App& command, Statistics* statistics);
+
 /// Adds --invariance.
 void add_invariance_option(CLI::App& command, Invariance* invariance);
 /// Adds --outputs all|dq|dkdv|...: the outputs that a backward call has.

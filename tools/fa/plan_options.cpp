@@ -39,6 +39,7 @@ AttentionConfig config_of(const PlanOptions& options, const PlanPoint& point) {
   config.key_scales = options.key_scales;
   config.value_scales = options.value_scales;
   config.invariance = options.invariance;
+  config.statistics = options.statistics;
   apply(options.variant, &config);
   config.deterministic = options.deterministic;
   config.debug = options.debug;
@@ -97,6 +98,7 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
       ->group(group);
   command.add_flag("--bounded", options->shape.bounded, "Calls leave multiprocessors to others")->group(group);
   add_invariance_option(command, &options->invariance);
+  add_statistics_options(command, &options->statistics);
   add_packed_options(command, &options->packed);
   add_causal_align_option(command, &options->causal_align);
   add_variant_options(command, &options->variant);

@@ -40,6 +40,7 @@ struct PlanOptions {
   bool accumulate = false;
   int value_in_key = 0;
   Invariance invariance = Invariance::none;
+  Statistics statistics = {};
   std::optional<AppendShape> append;  ///< of `fa pack`: the kernel of an append, and nothing else
   KernelOverride kernel;
   VariantOptions variant;

@@ -46,6 +46,7 @@ struct RunOptions {
   bool pages_nhd = false;
   KernelOverride kernel;
   VariantOptions variant;
+  Statistics statistics;
   bool debug = false;
   bool verify = false;
   bool json = false;
@@ -199,6 +200,7 @@ AttentionConfig make_config(const RunOptions& options, const RunInputs& inputs) 
   }
   config.kernel = if_given(options.kernel);
   config.debug = options.debug;
+  config.statistics = options.statistics;
   apply(options.variant, &config);
   return config;
 }
@@ -270,6 +272,7 @@ struct DeviceTensors {
     if (inputs->dout) dout.emplace(&*inputs->dout);
     if (inputs->dlse) dlse.emplace(&*inputs->dlse);
     if (outputs->gradients) gradients.emplace(&*outputs->gradients);
+    for (auto& [name, tensor] : outputs->statistics) statistics.try_emplace(name, &tensor);
     for (auto& [name, tensor] : inputs->captures) captures.try_emplace(name, &tensor);
     if (inputs->sink) sink.emplace(&*inputs->sink);
     if (inputs->cache) cache.emplace(&*inputs->cache);
@@ -278,6 +281,7 @@ struct DeviceTensors {
   void fetch_outputs() {
     o.fetch();
     lse.fetch();
+    for (auto& [name, tensor] : statistics) tensor.fetch();
     if (!gradients) return;
     for (DeviceTensor* tensor : {&gradients->dq, &gradients->dk, &gradients->dv}) tensor->fetch();
     for (auto& [name, tensor] : gradients->captures) tensor.fetch();
@@ -308,7 +312,7 @@ struct DeviceTensors {
   DeviceTensor q, k, v, o, lse;
   std::optional<DeviceTensor> dout, dlse, sink;
   std::optional<Cache> cache;
-  std::map<std::string, DeviceTensor> captures;
+  std::map<std::string, DeviceTensor> captures, statistics;
   std::optional<Gradients> gradients;
 };
 
@@ -339,7 +343,8 @@ RunReport run_on_gpu(const Gpu& gpu, const Attention& attention, RunInputs* inpu
     attention.forward(
         forward_inputs(
             tensors, [](const DeviceTensor& tensor) { return tensor.view(); }, sequences, inputs->dropout),
-        {tensors.o.view(), tensors.lse.view()}, gpu.stream(), {workspace.data(), workspace.size()});
+        forward_outputs(tensors, [](const DeviceTensor& tensor) { return tensor.view(); }), gpu.stream(),
+        {workspace.data(), workspace.size()});
   });
   if (inputs->dout) {
     report.backward_kernel = attention.backward_kernel_info(shape);
@@ -453,6 +458,7 @@ void print_report(const RunOptions& options, const RunInputs& inputs, const RunR
 
 std::map<std::string, Tensor> by_name(RunOutputs outputs) {
   std::map<std::string, Tensor> tensors = {{"o", std::move(outputs.o)}, {"lse", std::move(outputs.lse)}};
+  for (auto& [name, tensor] : outputs.statistics) tensors[name] = std::move(tensor);
   if (outputs.gradients) {
     tensors["dq"] = std::move(outputs.gradients->dq);
     tensors["dk"] = std::move(outputs.gradients->dk);
@@ -538,7 +544,8 @@ void add_run(CLI::App& app, int* exit_code) {
                    "perhaps dlse), the gradients of o (and lse), for backward too. With I32 block_table [b, "
                    "max_pages] and seqused_kv [b] (perhaps seq_begin, batch_index), k and v are pages of a KV cache")
       ->required();
-  command->add_option("--output", options->output, "File to write o and lse to, and dq, dk and dv")->required();
+  command->add_option("--output", options->output, "File to write o and lse to, statistics, and dq, dk and dv")
+      ->required();
   command->add_option("--device", options->device, "auto (a GPU if there is one, else host), host, cuda or cuda:N");
   command->add_flag("--causal", options->causal, "Mask what lies behind the diagonal");
   add_causal_align_option(*command, &options->causal_align);
@@ -558,6 +565,7 @@ void add_run(CLI::App& app, int* exit_code) {
   command->add_flag("--force", options->force, "Replace the input where it is the output too");
   command->add_flag("--json", options->json, "Print JSON");
   add_variant_options(*command, &options->variant);
+  add_statistics_options(*command, &options->statistics);
   add_kernel_options(*command, &options->kernel);
   command->callback([options, exit_code] { *exit_code = run(*options); });
 }

@@ -29,6 +29,31 @@ PackedSequences RunInputs::sequences(const std::int32_t* cu_q, const std::int32_
   return result;
 }
 
+namespace {
+
+/// Those of rows are of the shape `rows`.
+void add_statistics(const AttentionConfig& config, const RunInputs& inputs, const std::vector<std::int64_t>& rows,
+                    RunOutputs* outputs) {
+  const Statistics& wanted = config.statistics;
+  const DType dtype = outputs->lse.dtype;
+  const AttentionShape shape = shape_of(inputs);
+  if (wanted.max_logit != MaxLogit::none) {
+    outputs->statistics["max_logit"] =
+        make_tensor(dtype, wanted.max_logit_by_head ? std::vector<std::int64_t>{shape.h_q} : rows);
+  }
+  if (wanted.entropy) outputs->statistics["entropy"] = make_tensor(dtype, rows);
+  if (wanted.column_sums == ColumnSums::none) return;
+  std::vector<std::int64_t> keys = inputs.k.shape;
+  keys.pop_back();
+  const bool of_query_heads = wanted.column_sums == ColumnSums::query_heads;
+  if (inputs.packed()) std::swap(keys.front(), keys.back());
+  const std::size_t heads = inputs.packed() ? 0 : 1;
+  if (of_query_heads && (inputs.packed() || keys.size() == 3)) keys[heads] = shape.h_q;
+  outputs->statistics["column_sums"] = make_tensor(dtype, keys);
+}
+
+}  // namespace
+
 RunOutputs make_outputs(const AttentionConfig& config, const RunInputs& inputs) {
   const DType dtype = inputs.q.dtype;
   std::vector<std::int64_t> rows = inputs.q.shape;
@@ -39,6 +64,7 @@ RunOutputs make_outputs(const AttentionConfig& config, const RunInputs& inputs) 
   outputs.lse = make_tensor(dtype == DType::f64 ? DType::f64 : DType::f32, statistic);
   rows.push_back(inputs.v.shape.back());
   outputs.o = make_tensor(dtype, rows);
+  add_statistics(config, inputs, statistic, &outputs);
   if (inputs.dout) {
     outputs.gradients = RunGradients{make_tensor(dtype, inputs.q.shape),
                                      make_tensor(dtype, inputs.k.shape),
@@ -102,7 +128,7 @@ RunTimes run_on_host(const Attention& attention, RunInputs* inputs, RunOutputs* 
   const Clock::time_point start = Clock::now();
   attention.forward(forward_inputs(
                         *inputs, [](Tensor& tensor) { return tensor.view(); }, inputs->sequences(), inputs->dropout),
-                    {outputs->o.view(), outputs->lse.view()});
+                    forward_outputs(*outputs, [](Tensor& tensor) { return tensor.view(); }));
   const Clock::time_point middle = Clock::now();
   if (inputs->dout) {
     call_backward(attention, *inputs, *outputs, [](Tensor& tensor) { return tensor.view(); }, inputs->sequences(),

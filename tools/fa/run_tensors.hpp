@@ -55,6 +55,7 @@ struct RunGradients {
 struct RunOutputs {
   tools::Tensor o;
   tools::Tensor lse;
+  std::map<std::string, tools::Tensor> statistics = {};  ///< "max_logit", "entropy" and "column_sums", where asked for
   std::optional<RunGradients> gradients = std::nullopt;
 };
 
@@ -97,6 +98,18 @@ ForwardInputs forward_inputs(Inputs& inputs, const MakeView& make_view, const Pa
                        dropout};
   if (inputs.cache) add_cache(*inputs.cache, make_view, &result);
   return result;
+}
+
+/// `outputs` has the same members as RunOutputs.
+template <typename Outputs, typename MakeView>
+ForwardOutputs forward_outputs(Outputs& outputs, const MakeView& make_view) {
+  const auto statistic = [&](const char* name) {
+    const auto found = outputs.statistics.find(name);
+    return found == outputs.statistics.end() ? TensorView{} : make_view(found->second);
+  };
+  return {make_view(outputs.o),
+          make_view(outputs.lse),
+          {statistic("max_logit"), statistic("entropy"), statistic("column_sums")}};
 }
 
 AttentionShape shape_of(const RunInputs& inputs);

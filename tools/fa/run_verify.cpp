@@ -271,6 +271,11 @@ Verdict verify(AttentionConfig config, const RunInputs& inputs, const RunOutputs
   compare("o", outputs.o, expected.o, (approximate ? 3 : 1) * output_tolerance(dtype) * kept * greatest_value(wide));
   compare("lse", outputs.lse, expected.lse,
           (approximate ? 40 : 1) * lse_tolerance(dtype) * std::max(1.0, greatest_finite_magnitude(expected.lse)));
+  for (const auto& [name, tensor] : outputs.statistics) {
+    const Tensor& wanted = expected.statistics.at(name);
+    compare(name.c_str(), tensor, wanted,
+            (approximate ? 40 : 8) * lse_tolerance(dtype) * std::max(1.0, greatest_finite_magnitude(wanted)));
+  }
   if (!outputs.gradients) {
     return verdict;
   }

@@ -8,6 +8,7 @@
     o = varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_kv)  # [total, h, d]
     append(k, v, k_pages, v_pages, seqused_kv, block_table=block_table)  # new keys and values, in place
     o = paged_attention(q, k_pages, v_pages, block_table, seqused_kv, causal=True)
+    attention_statistics(q, k, v, max_logit="softmax", max_logit_by_head=True).max_logit  # [h_q], for QK-clip
     o = shared_prefix_attention(q, k_pages, v_pages, block_table, seqused_kv, seq_begin, [SharedPrefix(...)], causal=True)
 
 `scaled_dot_product_attention` has PyTorch's signature, and `register_flash_attention` makes fa the flash backend of PyTorch's
@@ -24,6 +25,7 @@ from ._module import Attention
 from ._parallel import ContextParallel
 from ._sdpa import scaled_dot_product_attention
 from ._shared import SharedPrefix, shared_prefix_attention
+from ._statistics import AttentionStatistics, attention_statistics
 
-__all__ = ["Attention", "ContextParallel", "KVCache", "SharedPrefix", "append", "attention", "paged_attention", "register_flash_attention",
+__all__ = ["Attention", "AttentionStatistics", "ContextParallel", "KVCache", "SharedPrefix", "append", "attention", "attention_statistics", "paged_attention", "register_flash_attention",
            "scaled_dot_product_attention", "shared_prefix_attention", "varlen_attention"]

@@ -65,6 +65,11 @@ constexpr Field kFields[] = {
     derived("kOverlaps", overlaps_others, "with the kernel before it"),
     field<&SpecHead::accumulate>("accumulate").when_set().as("kAccumulate", "to what o and lse hold"),
     field<&Sm80Forward::value_in_key>("value_in_key").when_set().as("kValueInKey", "V is the first columns of K"),
+    field<&SpecHead::max_logit>("max_logit")
+        .when_above_0()
+        .as("kMaxLogit", "of rows: 1 of the softmax, 2 of the scaled scores"),
+    field<&SpecHead::max_logit_by_head>("max_logit_by_head").when_set().as("kMaxLogitByHead"),
+    field<&SpecHead::entropy>("entropy").when_set().as("kEntropy", "of rows"),
     field<&SpecHead::bounded>("bounded").when_set().as("kBounded", "blocks go on from tile to tile"),
     field<&SpecHead::place_in_memory>("place_in_memory").when_set().as("kPlaceInMemory"),
 };

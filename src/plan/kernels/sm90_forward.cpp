@@ -48,6 +48,11 @@ constexpr Field kFields[] = {
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
     field<&SpecHead::page_size>("page_size").when_not_0().as("kPageSize", "keys of a page"),
     field<&SpecHead::accumulate>("accumulate").when_set().as("kAccumulate", "to what o and lse hold"),
+    field<&SpecHead::max_logit>("max_logit")
+        .when_above_0()
+        .as("kMaxLogit", "of rows: 1 of the softmax, 2 of the scaled scores"),
+    field<&SpecHead::max_logit_by_head>("max_logit_by_head").when_set().as("kMaxLogitByHead"),
+    field<&SpecHead::entropy>("entropy").when_set().as("kEntropy", "of rows"),
 };
 static_assert(is_complete<Sm90Forward>(kFields));
 

@@ -183,17 +183,46 @@ GivenConfig Arguments::config(bool host) {
   } else if (random_.one_in(8)) {
     set_stored(&value);
   }
+  if (value.accumulate == 0 && value.invariance == 0 && random_.one_in(6)) {
+    value.max_logit = static_cast<std::int32_t>(random_.below(3));
+    value.max_logit_by_head = value.max_logit != 0 && random_.one_in(2);
+    value.entropy = random_.one_in(2);
+    value.column_sums = static_cast<std::int32_t>(random_.below(3));
+  }
   set_cache(&value);
   value.on_compile = [](void*, const fa_compile_event*) {};
   value.cache_keep_source = random_.one_in(8);
-  for (std::int32_t* const field :
-       {&value.head_dim,        &value.head_dim_v,   &value.dtype,           &value.has_scale,
-        &value.causal,          &value.causal_align, &value.deterministic,   &value.compile,
-        &value.host_f64,        &value.tune,         &value.varlen,          &value.zero_padding,
-        &value.check_sequences, &value.sink,         &value.has_window_left, &value.has_window_right,
-        &value.accumulate,      &value.invariance,   &value.has_o_dtype,     &value.o_dtype,
-        &value.has_k_dtype,     &value.k_dtype,      &value.has_v_dtype,     &value.v_dtype,
-        &value.group_size,      &value.key_scales,   &value.value_scales}) {
+  for (std::int32_t* const field : {&value.head_dim,
+                                    &value.head_dim_v,
+                                    &value.dtype,
+                                    &value.has_scale,
+                                    &value.causal,
+                                    &value.causal_align,
+                                    &value.deterministic,
+                                    &value.compile,
+                                    &value.host_f64,
+                                    &value.tune,
+                                    &value.varlen,
+                                    &value.zero_padding,
+                                    &value.check_sequences,
+                                    &value.sink,
+                                    &value.has_window_left,
+                                    &value.has_window_right,
+                                    &value.accumulate,
+                                    &value.invariance,
+                                    &value.has_o_dtype,
+                                    &value.o_dtype,
+                                    &value.has_k_dtype,
+                                    &value.k_dtype,
+                                    &value.has_v_dtype,
+                                    &value.v_dtype,
+                                    &value.group_size,
+                                    &value.key_scales,
+                                    &value.value_scales,
+                                    &value.max_logit,
+                                    &value.max_logit_by_head,
+                                    &value.entropy,
+                                    &value.column_sums}) {
     spoil(field);
   }
   for (std::int64_t* const field : {&value.window_left, &value.window_right, &value.chunk, &value.page_size}) {
@@ -589,10 +618,26 @@ ForwardArguments Arguments::forward(const GivenConfig& config) {
   fa_forward_outputs outputs{};
   outputs.o = heads_tensor(config, given, false, true, Use::output);
   if (random_.one_in(2)) outputs.lse = statistic(config, given, Use::output);
+  set_statistics(config, given, k, &outputs);
   hold_back(q, k);
   refuse(config, &inputs);
   if (must_fail_) return {write(inputs, sizeof inputs), write(outputs, sizeof outputs)};
   return {bad() && random_.one_in(3) ? nullptr : give(inputs), bad() && random_.one_in(3) ? nullptr : give(outputs)};
+}
+
+void Arguments::set_statistics(const GivenConfig& config, const Sizes& given, const fa_tensor& k,
+                               fa_forward_outputs* outputs) {
+  const std::int32_t dtype = statistic_dtype(config.seen);
+  if ((config.seen.max_logit != 0) != bad()) {
+    outputs->max_logit = config.seen.max_logit_by_head != 0 ? tensor(dtype, {given.h_q}, Use::output, true)
+                                                            : statistic(config, given, Use::output);
+  }
+  if ((config.seen.entropy != 0) != bad()) outputs->entropy = statistic(config, given, Use::output);
+  if ((config.seen.column_sums != 0) == bad()) return;
+  const std::int64_t heads = config.seen.column_sums == FA_COLUMN_SUMS_KV_HEADS ? given.h_kv : given.h_q;
+  const std::int64_t keys = k.rank == 4 ? k.shape[2] : k.shape[0];
+  outputs->column_sums = config.seen.varlen != 0 ? tensor(dtype, {heads, keys}, Use::output, false)
+                                                 : tensor(dtype, {given.b, heads, keys}, Use::output, false);
 }
 
 BackwardArguments Arguments::backward(const GivenConfig& config) {

@@ -99,6 +99,7 @@ class Arguments : public Structs {
   void set_fp8(fa_config* value);
   void set_stored(fa_config* value);
   void set_scales(const GivenConfig& config, const Sizes& sizes, fa_forward_inputs* inputs);
+  void set_statistics(const GivenConfig& config, const Sizes& given, const fa_tensor& k, fa_forward_outputs* outputs);
   const fa_tensor* stored_scale(const fa_config& config, const Sizes& sizes, bool of_v, std::int64_t blocks,
                                 std::int64_t rows, Use use);
   void set_cache(fa_config* config);

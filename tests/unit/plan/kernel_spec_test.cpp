@@ -42,6 +42,9 @@ constexpr Mutation kMutations[] = {
     {"dropout", [](KernelSpec& spec) { spec.dropout = !spec.dropout; }},
     {"page_size", [](KernelSpec& spec) { spec.page_size = 1; }},
     {"accumulate", [](KernelSpec& spec) { spec.accumulate = !spec.accumulate; }},
+    {"max_logit", [](KernelSpec& spec) { spec.max_logit = 2; }},
+    {"max_logit_by_head", [](KernelSpec& spec) { spec.max_logit_by_head = true; }},
+    {"entropy", [](KernelSpec& spec) { spec.entropy = true; }},
     {"bounded", [](KernelSpec& spec) { spec.bounded = !spec.bounded; }},
     {"place_in_memory", [](KernelSpec& spec) { spec.place_in_memory = !spec.place_in_memory; }},
     {"variants", [](KernelSpec& spec) { spec.variants.sink = true; }},
@@ -67,13 +70,14 @@ KernelSpec some_spec() {
 // Those of a kernel's own struct is_complete() holds to its list.
 TEST(KernelSpec, MutationsCoverEveryFieldOfTheHead) {
   const auto& [arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages, warps_n,
-               pack_gqa, split, write_dq, without_dk, without_dv, varlen, dropout, page_size, accumulate, bounded,
-               place_in_memory, variants, debug, min_blocks] = static_cast<const SpecHead&>(some_spec());
+               pack_gqa, split, write_dq, without_dk, without_dv, varlen, dropout, page_size, accumulate, max_logit,
+               max_logit_by_head, entropy, bounded, place_in_memory, variants, debug, min_blocks] =
+      static_cast<const SpecHead&>(some_spec());
   const auto count = [](const auto&... fields) { return sizeof...(fields); };
   EXPECT_EQ(std::size(kMutations),
             count(arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages, warps_n,
-                  pack_gqa, split, write_dq, without_dk, without_dv, varlen, dropout, page_size, accumulate, bounded,
-                  place_in_memory, variants, debug, min_blocks));
+                  pack_gqa, split, write_dq, without_dk, without_dv, varlen, dropout, page_size, accumulate, max_logit,
+                  max_logit_by_head, entropy, bounded, place_in_memory, variants, debug, min_blocks));
 }
 
 TEST(KernelSpec, MembersAreCounted) {

@@ -659,5 +659,38 @@ TEST(Workspace, ShapesWithoutRowsNeedNone) {
   }
 }
 
+// A block has the rows of statistics alone, and on Hopper knows their maxima.
+TEST(Planner, StatisticsOfRowsAreOfWholeRows) {
+  Problem problem = shaped(1, 8, 8, 1, 65536);
+  EXPECT_GT(choose(problem, {}).splits, 1);
+  problem.statistics.entropy = true;
+  EXPECT_EQ(choose(problem, {}).splits, 1);
+  KernelSpec spec = plan_forward(problem, {}).kernel;
+  EXPECT_EQ(spec.family(), Family::sm90);
+  EXPECT_TRUE(spec.as<Sm90Forward>().exact_max);
+  EXPECT_TRUE(spec.entropy);
+  EXPECT_EQ(spec.max_logit, 0);
+
+  Variants softcap;
+  softcap.score = "tanh(score)";
+  problem.variants = &softcap;
+  problem.statistics = {MaxLogit::scaled, true, false, ColumnSums::none};
+  spec = plan_forward(problem, {}).kernel;
+  EXPECT_EQ(spec.family(), Family::sm80);
+  EXPECT_EQ(spec.max_logit, 2);
+  EXPECT_TRUE(spec.max_logit_by_head);
+  problem.variants = nullptr;  // then the softmax takes the scaled scores
+  EXPECT_EQ(plan_forward(problem, {}).kernel.max_logit, 1);
+
+  problem.page_size = 16;
+  EXPECT_FALSE(choose(problem, {}).scheduled || choose(problem, {}).own_parts);
+  EXPECT_EQ(choose(problem, {}).family, Family::sm80);
+  problem.statistics = {};
+  EXPECT_TRUE(choose(problem, {}).scheduled || choose(problem, {}).own_parts);
+  problem.page_size = 0;
+  problem.statistics = {MaxLogit::none, false, false, ColumnSums::kv_heads};  // a pass of its own
+  EXPECT_GT(choose(problem, {}).splits, 1);
+}
+
 }  // namespace
 }  // namespace fa::plan

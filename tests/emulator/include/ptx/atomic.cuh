@@ -13,6 +13,13 @@ FA_DEVICE int32_t atomic_add_acq_rel_global(int32_t* address, int32_t value,
   return emulator::atomic_add_acq_rel_global(address, value, site);
 }
 
+FA_DEVICE void red_max_s32(int32_t* address, int32_t value, const emulator::Site& site = emulator::Site::current()) {
+  emulator::red_max_s32(address, value, site);
+}
+FA_DEVICE void red_min_u32(uint32_t* address, uint32_t value, const emulator::Site& site = emulator::Site::current()) {
+  emulator::red_min_u32(address, value, site);
+}
+
 FA_DEVICE void raise_flag_global(uint64_t* address, uint64_t value,
                                  const emulator::Site& site = emulator::Site::current()) {
   emulator::raise_flag_global(address, value, site);

@@ -1,0 +1,126 @@
+#include "api/statistics.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "api/validate.hpp"
+#include "api/variants.hpp"
+#include "api/views.hpp"
+#include "plan/fixed.hpp"
+#include "support/text.hpp"
+
+namespace fa::api {
+namespace {
+
+using support::throw_invalid;
+
+/// Whether elements lie one behind the other, in the order of the axes.
+bool is_row_major(const TensorView& view) {
+  std::int64_t stride = 1;
+  for (int axis = view.rank - 1; axis >= 0; --axis) {
+    const auto i = static_cast<std::size_t>(axis);
+    if (view.shape[i] > 1 && view.strides[i] != stride) return false;
+    stride *= view.shape[i];
+  }
+  return true;
+}
+
+void check_row_major(const char* name, const TensorView& view) {
+  check_writable(name, view);
+  if (view.elements() == 0 || is_row_major(view)) return;
+  throw_invalid(name, fmt::format("strides [{}]", fmt::join(view.strides, ", ")), "row-major elements without gaps");
+}
+
+/// Throws for what is given and not asked for, or asked for and not given; whether it is.
+bool is_wanted(const char* name, const TensorView& given, bool wanted) {
+  if (given.defined() && !wanted) {
+    throw_invalid(name, "given", fmt::format("nothing, unless AttentionConfig::statistics asks for {}", name));
+  }
+  if (!given.defined() && wanted) throw_invalid(name, "nothing", "a tensor, as AttentionConfig::statistics says");
+  return wanted;
+}
+
+/// Overrides that would share a row among thread blocks or warps, each with keys of its own.
+void check_statistics_override(const AttentionConfig& config) {
+  const plan::Fixed fixed = plan::read_override(config.kernel, plan::Op::forward, "kernel");
+  for (const std::string_view field : {"splits", "scheduled", "own_parts", "split_warps"}) {
+    const int value = fixed.number(field);
+    const int most = field == "splits" ? 1 : 0;
+    if (value > most) {
+      throw_invalid(fmt::format("kernel.{}", field), value, fmt::format("at most {} with statistics of rows", most));
+    }
+  }
+}
+
+}  // namespace
+
+void validate_statistics(const AttentionConfig& config) {
+  const Statistics& wanted = config.statistics;
+  if (wanted.max_logit > MaxLogit::scaled) {
+    throw_invalid("statistics.max_logit", static_cast<int>(wanted.max_logit), "none, softmax or scaled");
+  }
+  if (wanted.column_sums > ColumnSums::kv_heads) {
+    throw_invalid("statistics.column_sums", static_cast<int>(wanted.column_sums), "none, query_heads or kv_heads");
+  }
+  if (wanted.max_logit_by_head && wanted.max_logit == MaxLogit::none) {
+    throw_invalid("statistics.max_logit_by_head", "true", "false without max_logit");
+  }
+  if (!wanted.any()) return;
+  const auto refuse = [](const char* name, bool given) {
+    if (given) throw_invalid(name, "given", "none with statistics");
+  };
+  refuse("accumulate", config.accumulate);
+  refuse("invariance", config.invariance != Invariance::none);
+  if (is_fp8(config.dtype)) throw_invalid("dtype", to_string(config.dtype), "f16, bf16, f32 or f64 with statistics");
+  if (wanted.max_logit != MaxLogit::none || wanted.entropy) check_statistics_override(config);
+  if (wanted.column_sums == ColumnSums::none) return;
+  if (config.page_size != 0) throw_invalid("page_size", config.page_size, "0 with column_sums");
+  for (const auto& [name, dtype] : {std::pair{"k_dtype", config.k_dtype}, std::pair{"v_dtype", config.v_dtype}}) {
+    if (dtype) throw_invalid(name, to_string(*dtype), "none with column_sums");
+  }
+}
+
+CheckedStatistics check_statistics(const AttentionConfig& config, const ForwardOutputs& outputs,
+                                   const AttentionShape& shape, bool rank3) {
+  const Statistics& wanted = config.statistics;
+  CheckedStatistics checked;
+  checked.outputs = outputs.statistics;
+  const TensorView& max_logit = outputs.statistics.max_logit;
+  if (is_wanted("max_logit", max_logit, wanted.max_logit != MaxLogit::none)) {
+    if (wanted.max_logit_by_head) {
+      checked_of_heads("max_logit", config, max_logit, shape.h_q);
+      checked.heads = shape.h_q;
+    } else {
+      checked.max_logit_rows = checked_statistic("max_logit", config, max_logit, shape, rank3);
+    }
+    check_row_major("max_logit", max_logit);
+  }
+  if (is_wanted("entropy", outputs.statistics.entropy, wanted.entropy)) {
+    checked.entropy_rows = checked_statistic("entropy", config, outputs.statistics.entropy, shape, rank3);
+    check_row_major("entropy", outputs.statistics.entropy);
+  }
+  const TensorView& sums = outputs.statistics.column_sums;
+  if (is_wanted("column_sums", sums, wanted.column_sums != ColumnSums::none)) {
+    AttentionShape keys = shape;
+    if (wanted.column_sums == ColumnSums::kv_heads) keys.h_q = shape.h_kv;
+    keys.s_q = shape.s_kv;
+    checked.column_sums = checked_statistic("column_sums", config, sums, keys, rank3, "[b, h, s_kv]");
+    check_row_major("column_sums", sums);
+    if (!outputs.lse.defined()) throw_invalid("lse", "nothing", "a tensor with column_sums, which are made by it");
+  }
+  return checked;
+}
+
+void check_without_statistics(const StatisticsOutputs& outputs, const char* accepted) {
+  for (const auto& [name, view] : {std::pair{"max_logit", &outputs.max_logit}, std::pair{"entropy", &outputs.entropy},
+                                   std::pair{"column_sums", &outputs.column_sums}}) {
+    if (view->defined()) throw_invalid(name, "given", accepted);
+  }
+}
+
+}  // namespace fa::api

@@ -1,0 +1,91 @@
+#include "plan/column_sums.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "plan/catalogue.hpp"
+#include "plan/forward_launch.hpp"
+#include "support/text.hpp"
+
+namespace fa::plan {
+namespace {
+
+constexpr Field kFields[] = {
+    field<&SpecHead::d_qk>("d_qk").as("kHeadDimQk"),
+    field<&SpecHead::causal>("causal").as("kCausal"),
+    field<&SpecHead::positive_scale>("positive_scale").as("kPositiveScale"),
+    field<&SpecHead::aligned>("aligned").as("kAligned", "rows start at multiples of 16 bytes"),
+    field<&SpecHead::tile_m>("tile_m").as("kTileM", "query rows of a step"),
+    field<&SpecHead::tile_n>("tile_n").as("kTileN", "keys of a thread block"),
+    field<&SpecHead::warps>("warps").as("kWarps"),
+    field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
+};
+
+/// Two buffers of query rows, and one of keys. Rows are an odd number of 16 bytes apart.
+int bytes_of_tiles(const KernelSpec& spec) {
+  const int pitch = (spec.d_qk * static_cast<int>(size_of(spec.dtype)) / 16 | 1) * 16;
+  return (2 * spec.tile_m + spec.tile_n) * pitch;
+}
+
+constexpr Kernel kKernel{
+    .name = "column_sums",
+    .op = Op::column_sums,
+    .unit = {.header = "sm80/sm80_column_sums.cuh",
+             .params = "ForwardParams",
+             .variant_params = "ForwardVariantParams",
+             .function = "sm80::column_sums",
+             .room = "sm80::ColumnSums",
+             .asserts_threads = true},
+    .fields = kFields,
+    .shared_bytes = bytes_of_tiles,
+};
+
+struct Tile {
+  int tile_m, tile_n, warps;
+};
+// In order of preference; the first that fits is taken. Two tiles of 16 rows a warp use every fragment of K twice.
+constexpr std::array kTiles{Tile{128, 64, 4}, Tile{64, 64, 4}, Tile{64, 32, 4}, Tile{32, 32, 2}, Tile{16, 16, 1}};
+constexpr std::size_t kFirst32Bit = 2;  // whose products take more registers
+
+}  // namespace
+
+const Kernel& ColumnSumsPass::kernel() noexcept {
+  return kKernel;
+}
+
+KernelSpec column_sums_spec(const Problem& problem) {
+  KernelSpec spec;
+  spec.own = ColumnSumsPass{};
+  spec.arch = problem.arch;
+  spec.dtype = problem.dtype;
+  spec.d_qk = problem.d_qk;
+  spec.causal = problem.causal;
+  if (problem.variants != nullptr) spec.variants = *problem.variants;
+  spec.positive_scale = problem.positive_scale || !spec.variants.score.empty();
+  spec.aligned = problem.aligned;
+  spec.varlen = problem.varlen;
+  for (std::size_t i = problem.dtype == DType::f32 ? kFirst32Bit : 0; i < kTiles.size(); ++i) {
+    spec.tile_m = kTiles[i].tile_m;
+    spec.tile_n = kTiles[i].tile_n;
+    spec.warps = kTiles[i].warps;
+    if (bytes_of_tiles(spec) <= limits(spec.arch).shared_per_block) return spec;
+  }
+  support::throw_unsupported("statistics.column_sums", problem.d_qk, "a head_dim whose tiles fit the shared memory");
+}
+
+std::int64_t column_sums_params(const Problem& problem, const KernelSpec& spec,
+                                const kernel::ForwardVariantParams& forward, float* sums,
+                                kernel::ForwardVariantParams& params) noexcept {
+  params = forward;
+  params.column_sums = sums;
+  const bool of_kv_heads = problem.statistics.column_sums == ColumnSums::kv_heads;
+  const std::int64_t group = problem.h_q / problem.h_kv;
+  params.group = static_cast<int>(group);
+  params.heads = static_cast<int>(of_kv_heads ? problem.h_kv : problem.h_q);
+  params.splits = static_cast<int>(of_kv_heads ? group : 1);
+  params.m_blocks = static_cast<int>(problem.varlen ? slots(problem.total_kv, spec.tile_n, problem.b)
+                                                    : (problem.s_kv + spec.tile_n - 1) / spec.tile_n);
+  return std::int64_t{params.m_blocks} * params.heads * (problem.varlen ? 1 : problem.b);
+}
+
+}  // namespace fa::plan

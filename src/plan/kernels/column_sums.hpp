@@ -1,0 +1,16 @@
+#ifndef FA_SRC_PLAN_KERNELS_COLUMN_SUMS_HPP_
+#define FA_SRC_PLAN_KERNELS_COLUMN_SUMS_HPP_
+
+namespace fa::plan {
+
+struct Kernel;
+
+/// P summed over rows, by the log-sum-exp of a forward.
+struct ColumnSumsPass {
+  static const Kernel& kernel() noexcept;
+  friend bool operator==(const ColumnSumsPass&, const ColumnSumsPass&) = default;
+};
+
+}  // namespace fa::plan
+
+#endif  // FA_SRC_PLAN_KERNELS_COLUMN_SUMS_HPP_

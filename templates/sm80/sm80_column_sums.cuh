@@ -1,0 +1,236 @@
+#ifndef FA_TEMPLATES_SM80_SM80_COLUMN_SUMS_CUH_
+#define FA_TEMPLATES_SM80_SM80_COLUMN_SUMS_CUH_
+
+#include <common/constants.cuh>
+#include <common/forward_schedule.cuh>
+#include <common/online_softmax.cuh>
+#include <common/sequences.cuh>
+#include <common/switches.cuh>
+#include <common/variant.cuh>
+#include <ptx/cp_async.cuh>
+#include <ptx/language.cuh>
+#include <ptx/math.cuh>
+#include <ptx/memory.cuh>
+#include <ptx/thread.cuh>
+#include <sm80/sm80_forward_scores.cuh>
+
+namespace fa::sm80 {
+
+/// The forward whose scores these are: one buffer of K, and no V.
+template <class Config>
+struct ForwardOfSums : Config {
+  static constexpr int kHeadDimV = 8;
+  static constexpr int kStages = 1;
+  static constexpr int kLoopBodies = 1;
+  static constexpr bool kQInRegisters = false;
+  static constexpr bool kConditionalRescale = true;
+  static constexpr bool kPackGqa = false;
+  static constexpr bool kSplit = false;
+};
+
+/// P summed over rows, by the log-sum-exp that a forward has left. A thread block has a tile of keys, which stays in
+/// shared memory, and walks over the query tiles that see it: of one query head, or of all of a KV head. Each warp has
+/// its own rows of Q in two buffers, copies them itself, and waits for no other warp. What the warps have summed is
+/// added in their order.
+///
+/// In shared memory: Q [tile_m, d_qk], K [tile_n, d_qk], and Q of the next step.
+///
+/// Of the launch parameters `m_blocks` counts the key tiles of a head, of packed batches the slots; `heads` is of the
+/// sums, each of which is over `splits` query heads.
+template <class Config>
+struct ColumnSums {
+  using Scores = ForwardScores<ForwardOfSums<Config>>;
+  using T = typename Scores::T;
+  using Params = typename Scores::Params;
+  using Variant = typename Scores::Variant;
+  using Gemm = typename Scores::Gemm;
+  using KTile = typename Scores::KTile;
+  using QWarpTile = typename Scores::QWarpTile;
+  static constexpr int kTileM = Scores::kTileM;
+  static constexpr int kTileN = Scores::kTileN;
+  static constexpr int kHeadDimQk = Scores::kHeadDimQk;
+  static constexpr int kMTiles = Scores::kMTiles;
+  static constexpr int kNTiles = Scores::kNTiles;
+  static constexpr bool kVarlen = Scores::kVarlen;
+  static constexpr int kNextQ = Scores::kQBytes + KTile::kBytes;
+  static constexpr int kSharedBytes = kNextQ + Scores::kQBytes;
+  static constexpr int kThreads = Scores::kThreads;
+  static_assert(Scores::kWarpsN == 1 && !Scores::kStatistics, "warps have their own rows");
+  static_assert(Config::kWarps * kTileN * static_cast<int>(sizeof(float)) <= Scores::kQBytes, "sums fit where Q was");
+
+  struct Tile {
+    int block;
+    int head;  // of the sums
+    int batch;
+  };
+
+  const Params& params;
+  const Tile tile;
+  const BatchEntry<kVarlen, ForwardParams> lengths;
+  const int first_key = tile.block * kTileN;
+  const int lane = ptx::thread_index() % kWarpSize;
+  const int warp = ptx::thread_index() / kWarpSize;
+  // Query tiles that see a key of the tile, of each query head.
+  int first_block = 0;
+  int blocks = 0;
+
+  FA_DEVICE explicit ColumnSums(const Params& p)
+      : params(p), tile(this_tile(p)), lengths(batch_entry<kVarlen, ForwardParams>(p, tile.batch)) {}
+
+  static FA_DEVICE Tile this_tile(const Params& p) {
+    const int index = ptx::block_index() / p.m_blocks;
+    const int place = ptx::block_index() - index * p.m_blocks;
+    if constexpr (kVarlen) {
+      const SequenceParams& sequences = p.sequences;
+      const int batch = sequence_of_slot<kTileN>(sequences.cu_kv, p.b, sequences.total_kv, 1, place);
+      return {place - first_slot<kTileN>(sequences.cu_kv, batch, sequences.total_kv, 1), index, batch};
+    } else {
+      return {place, index % p.heads, index / p.heads};
+    }
+  }
+
+  FA_DEVICE void run() {
+    if (tile.block < 0 || first_key >= lengths.s_kv) return;  // a slot without a tile
+    const int last_key = (first_key + kTileN < lengths.s_kv ? first_key + kTileN : lengths.s_kv) - 1;
+    const int begin = rows_begin<Config::kCausal, Variant>(params, lengths, first_key);
+    const int end = minimum(rows_end<Variant>(params, lengths, last_key), lengths.s_q);
+    first_block = begin / kTileM;
+    if (end > begin) blocks = ceil_div(end, kTileM) - first_block;
+    float sums[kNTiles][2] = {};  // of this thread's columns
+    const int steps = blocks * params.splits;
+    if (steps > 0) walk(steps, sums);
+    ptx::sync_threads();  // all have left Q, whose place the sums take
+    store(sums);
+  }
+
+  FA_DEVICE void walk(int steps, float (&sums)[kNTiles][2]) const {
+    load_keys();
+    load_rows(0);
+    ptx::cp_async_commit();
+    for (int step = 0; step < steps; ++step) {
+      if (step + 1 < steps) load_rows(step + 1);
+      ptx::cp_async_commit();
+      ptx::cp_async_wait<1>();
+      if (step == 0) {
+        ptx::sync_threads();  // K has landed for all, and the first rows
+      } else {
+        ptx::sync_warp();  // the other lanes' copies of this step's rows have landed
+      }
+      add(step, sums);
+      ptx::sync_warp();  // all lanes have read the rows before the next copies overwrite them
+    }
+    ptx::cp_async_wait<0>();
+  }
+
+  /// The rows of a step.
+  FA_DEVICE Scores rows_of(int step) const {
+    const int head = step / blocks;
+    const int query_head = tile.head * params.splits + head;
+    return Scores(params, Piece{}, ForwardTile{first_block + step - head * blocks, query_head, tile.batch, 0});
+  }
+
+  FA_DEVICE uint32_t q_shared(const Scores& rows, int step) const { return rows.q_shared + step % 2 * kNextQ; }
+
+  FA_DEVICE void load_keys() const {
+    const Scores rows = rows_of(0);
+    Scores::KCopy::strided(rows.k_shared(0), rows.k_thread + first_key * params.stride_k_s, params.stride_k_s,
+                           lengths.s_kv - first_key, rows.thread);
+  }
+
+  FA_DEVICE void load_rows(int step) const {
+    using QCopy = typename Scores::QCopy;
+    const Scores rows = rows_of(step);
+    const T* const base = static_cast<const T*>(params.q) + rows.first_row(params.stride_q_b, params.stride_q_s) +
+                          rows.tile.head * params.stride_q_h + rows.warp_row * params.stride_q_s;
+    QCopy::strided(q_shared(rows, step), QCopy::thread_pointer(base, params.stride_q_s, rows.copier), params.stride_q_s,
+                   rows.row_count - rows.warp_row, rows.copier);
+  }
+
+  /// P of a step's rows, to the sums of their columns.
+  FA_DEVICE void add(int step, float (&sums)[kNTiles][2]) const {
+    Scores rows = rows_of(step);
+    rows.read_fixed();
+    Fragment<kMTiles, kNTiles> s = {};
+    Gemm::template scores<KTile, kHeadDimQk>(s, rows.k_shared(0), lane, [&](uint32_t(&a)[4], int m, int k) {
+      Gemm::template load_a<QWarpTile, kHeadDimQk>(a, q_shared(rows, step), 16 * m, k, lane);
+    });
+    if constexpr (Variant::kScore) {
+      rows.apply_score(s, tile.block);
+    } else if constexpr (!Config::kPositiveScale) {
+      rows.scale_scores(s);
+    }
+    if constexpr (Variant::kMask) rows.apply_mask(s, tile.block);
+    if (hides_any(rows)) rows.mask(s, tile.block);
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const float offset = offset_of(rows, rows.fragment_row(m, r));
+        FA_UNROLL
+        for (int n = 0; n < kNTiles; ++n) {
+          FA_UNROLL
+          for (int e = 0; e < 2; ++e) {
+            sums[n][e] += ptx::ex2(ptx::fma(s[m][n][2 * r + e], rows.softmax_scale_log2(), -offset));
+          }
+        }
+      }
+    }
+  }
+
+  /// Whether a mask in closed form, or the end of the keys, hides a key of the tile from one of the rows.
+  FA_DEVICE bool hides_any(const Scores& rows) const {
+    if constexpr (Scores::kTwoSided) return true;
+    return key_limit<Config::kCausal>(lengths, rows.block_row) < first_key + kTileN;
+  }
+
+  /// What is subtracted from a row's scores, in log2 units; of a row without keys, or that is not there, infinity.
+  FA_DEVICE float offset_of(const Scores& rows, int row) const {
+    if (row >= rows.row_count) return kInfinity;
+    const float lse = ptx::ld_global(params.lse + rows.first_row(params.stride_lse_b, params.stride_lse_s) +
+                                     rows.tile.head * params.stride_lse_h + row * params.stride_lse_s);
+    return lse == -kInfinity ? float{kInfinity} : lse * kLog2e;
+  }
+
+  FA_DEVICE void store(float (&sums)[kNTiles][2]) const {
+    const uint32_t shared = ptx::dynamic_shared();  // [warps, tile_n]
+    FA_UNROLL
+    for (int n = 0; n < kNTiles; ++n) {
+      FA_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        FA_UNROLL
+        for (int lanes = 4; lanes < kWarpSize; lanes *= 2) sums[n][e] += ptx::shfl_xor(sums[n][e], lanes);
+        const int column = warp * kTileN + 8 * n + 2 * lane + e;
+        if (lane < 4) ptx::st_shared_b32(shared + column * static_cast<int>(sizeof(float)), ptx::bits(sums[n][e]));
+      }
+    }
+    ptx::sync_threads();  // the sums of all warps are there
+    for (int column = ptx::thread_index(); column < kTileN; column += kThreads) {
+      if (first_key + column >= lengths.s_kv) break;
+      float total = 0.f;
+      FA_UNROLL
+      for (int from = 0; from < Config::kWarps; ++from) {
+        const int at = (from * kTileN + column) * static_cast<int>(sizeof(float));
+        total += ptx::from_bits(ptx::ld_shared_b32(shared + at));
+      }
+      ptx::st_global(params.column_sums + place() + column, total);
+    }
+  }
+
+  /// Of the tile's first key, in [b, heads, s_kv], or [heads, total_kv].
+  FA_DEVICE int64_t place() const {
+    if constexpr (kVarlen) {
+      return static_cast<int64_t>(tile.head) * params.sequences.total_kv + lengths.first_key + first_key;
+    } else {
+      return (static_cast<int64_t>(tile.batch) * params.heads + tile.head) * params.s_kv + first_key;
+    }
+  }
+};
+
+template <class Config>
+FA_DEVICE void column_sums(const kernel::ForwardParamsOf<Config>& params) {
+  ColumnSums<Config>(params).run();
+}
+
+}  // namespace fa::sm80
+
+#endif  // FA_TEMPLATES_SM80_SM80_COLUMN_SUMS_CUH_

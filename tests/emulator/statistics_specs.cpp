@@ -1,0 +1,346 @@
+#include "emulator/statistics_specs.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <stdexcept>
+
+#include "api/problem.hpp"
+#include "plan/mask_tiles.hpp"
+
+namespace emulator {
+namespace {
+
+using fa::DType;
+using fa::MaxLogit;
+using fa::plan::KernelSpec;
+using fa::test::AttentionCase;
+
+struct Sizes {
+  std::int64_t b, h_q, h_kv, s_q, s_kv, d_qk, d_v;
+};
+
+AttentionCase attention(DType dtype, const Sizes& sizes, bool causal, std::optional<float> scale = std::nullopt) {
+  AttentionCase c;
+  c.dtype = dtype;
+  c.b = sizes.b;
+  c.h_q = sizes.h_q;
+  c.h_kv = sizes.h_kv;
+  c.s_q = sizes.s_q;
+  c.s_kv = sizes.s_kv;
+  c.d_qk = sizes.d_qk;
+  c.d_v = sizes.d_v;
+  c.causal = causal;
+  c.scale = scale;
+  return c;
+}
+
+fa::AttentionConfig asks(MaxLogit max_logit, bool entropy, bool by_head = false) {
+  fa::AttentionConfig config;
+  config.statistics = {max_logit, by_head, entropy, fa::ColumnSums::none};
+  return config;
+}
+
+fa::AttentionConfig with_score(fa::AttentionConfig config, const char* text, std::vector<fa::Capture> captures = {}) {
+  config.score = fa::ScoreFunction{text, std::move(captures)};
+  return config;
+}
+
+fa::AttentionConfig with_mask(fa::AttentionConfig config, const char* text) {
+  config.mask = fa::MaskFunction{text};
+  return config;
+}
+
+std::vector<StatisticsCase> make_cases() {
+  constexpr const char* kSmall = "tile_m=32 tile_n=32 warps=2 stages=1";
+  const fa::AttentionConfig both = asks(MaxLogit::softmax, true), heads = asks(MaxLogit::softmax, false, true);
+  std::vector<StatisticsCase> cases{
+      {"dense", attention(DType::bf16, {2, 2, 1, 45, 70, 16, 16}, false), both, {"sm80", kSmall}},
+      {"causal", attention(DType::f16, {1, 2, 2, 70, 40, 24, 8}, true), both, {"sm80", std::string(kSmall)}},
+      {"f32", attention(DType::f32, {1, 2, 1, 33, 50, 8, 8}, true), both, {"sm80", kSmall}},
+      {"negative_scale", attention(DType::bf16, {1, 2, 1, 40, 50, 16, 16}, true, -0.7f), both, {"sm80", kSmall}},
+      {"large_scale", attention(DType::f16, {1, 1, 1, 40, 70, 16, 16}, false, 900.f), both, {"sm80", kSmall}},
+      {"no_scale", attention(DType::bf16, {1, 2, 1, 40, 50, 16, 16}, false, 0.f), both, {"sm80", kSmall}},
+      {"entropy_alone",
+       attention(DType::bf16, {1, 2, 2, 40, 40, 16, 136}, true),
+       asks(MaxLogit::none, true),
+       {"sm80", kSmall}},
+      {"heads",
+       attention(DType::bf16, {2, 3, 1, 45, 70, 16, 16}, true),
+       heads,
+       {"sm80", "tile_m=32 tile_n=32 warps=2 pack_gqa=0"}},
+      {"heads_packed",
+       attention(DType::f16, {2, 6, 2, 9, 70, 16, 16}, false, -0.3f),
+       heads,
+       {"sm80", "tile_m=32 tile_n=32 warps=2 pack_gqa=1"}},
+      // What is not there has scores of 0.
+      {"heads_below_zero",
+       attention(DType::bf16, {1, 3, 1, 45, 70, 16, 16}, true),
+       with_score(heads, "abs(score) < 0.000001 ? 0.0 : score * 0.1 - 50.0"),
+       {"sm80", "tile_m=32 tile_n=32 warps=2 pack_gqa=0"}},
+      {"pairs",
+       attention(DType::bf16, {1, 2, 1, 70, 70, 32, 32}, true),
+       both,
+       {"sm80", "tile_m=32 tile_n=32 warps=2 warps_n=2"}},
+      {"groups",
+       attention(DType::f16, {1, 2, 1, 40, 50, 264, 264}, true),
+       with_score(asks(MaxLogit::scaled, true), "score * 0.5 - 1.0"),
+       {"sm80", "tile_m=16 tile_n=32 warps=2 warps_n=2"}},
+      {"softcap_scaled",
+       attention(DType::bf16, {1, 2, 1, 45, 70, 16, 16}, true, -1.5f),
+       with_score(asks(MaxLogit::scaled, true), "2.0 * tanh(score / 2.0)"),
+       {"sm80", kSmall}},
+      {"slope_softmax",
+       attention(DType::f16, {2, 2, 2, 45, 70, 16, 16}, true),
+       with_score(asks(MaxLogit::softmax, true), "score - slope[h] * float(abs(q - kv))", {{"slope", DType::f32}}),
+       {"sm80", kSmall}},
+      {"mask_scaled",
+       attention(DType::bf16, {1, 2, 1, 45, 70, 16, 16}, false),
+       with_mask(with_score(asks(MaxLogit::scaled, true), "score + 3.0"), "(q + kv) % 3 != 0 && kv < 60"),
+       {"sm80", kSmall}},
+      {"few_steps",
+       attention(DType::bf16, {1, 2, 1, 45, 200, 16, 16}, true),
+       both,
+       {"sm80", "tile_m=32 tile_n=32 warps=2 stages=2 loop_bodies=2"}},
+  };
+  for (const fa::DType dtype : {DType::bf16, DType::f16}) {
+    const bool causal = dtype == DType::bf16;
+    const std::string small = "tile_m=64 tile_n=64 stages=2 q_buffers=1 pack_gqa=0";
+    const std::string name = causal ? "sm90_causal" : "sm90";
+    cases.push_back({name, attention(dtype, {2, 2, 1, 100, 150, 32, 32}, causal), both, {"sm90", small}});
+    cases.push_back(
+        {name + "_heads", attention(dtype, {2, 3, 1, 100, 150, 32, 32}, causal, -0.3f), heads, {"sm90", small}});
+    cases.push_back({name + "_heads_packed",
+                     attention(dtype, {2, 4, 2, 40, 150, 16, 16}, causal),
+                     asks(MaxLogit::softmax, true, true),
+                     {"sm90", "tile_m=64 tile_n=64 stages=2 q_buffers=1 pack_gqa=1"}});
+  }
+  cases.push_back({"sm90_no_keys",
+                   attention(DType::bf16, {1, 2, 1, 150, 70, 16, 16}, true),
+                   both,
+                   {"sm90", "tile_m=128 tile_n=32 stages=2 q_buffers=2"}});
+  StatisticsCase sink{"sm90_sink",
+                      attention(DType::bf16, {1, 2, 1, 100, 150, 16, 16}, true),
+                      both,
+                      {"sm90", "tile_m=64 tile_n=64 stages=2 q_buffers=1 pack_gqa=0"}};
+  sink.config.sink = true;
+  cases.push_back(sink);
+  for (const fa::ColumnSums sums : {fa::ColumnSums::query_heads, fa::ColumnSums::kv_heads}) {
+    const std::string name = sums == fa::ColumnSums::kv_heads ? "sums_of_kv_heads" : "sums";
+    fa::AttentionConfig config;
+    config.statistics.column_sums = sums;
+    const auto add = [&](const char* suffix, const AttentionCase& of, const fa::AttentionConfig& wanted) {
+      return &cases.emplace_back(StatisticsCase{name + suffix, of, wanted, {"sm80", kSmall}});
+    };
+    add("", attention(DType::bf16, {2, 4, 2, 150, 100, 16, 16}, false), config);
+    add("_causal", attention(DType::f16, {1, 2, 1, 300, 140, 24, 16}, true, -0.4f), config);
+    add("_f32", attention(DType::f32, {1, 2, 1, 70, 90, 8, 8}, true), config);
+    add("_function", attention(DType::bf16, {2, 2, 1, 150, 100, 16, 16}, true),
+        with_mask(with_score(config, "score - slope[h] * float(abs(q - kv))", {{"slope", DType::f32}}),
+                  "(q + kv) % 3 != 0"));
+    StatisticsCase* const window =
+        add("_window_sink", attention(DType::bf16, {1, 2, 1, 150, 150, 16, 16}, true), config);
+    window->config.window_left = 40;
+    window->config.sink = true;
+    StatisticsCase* const chunked = add("_chunks", attention(DType::bf16, {1, 2, 1, 150, 150, 16, 16}, true), config);
+    chunked->config.chunk = 50;
+    StatisticsCase* const packed = add("_packed", attention(DType::bf16, {1, 2, 1, 190, 210, 16, 16}, true), config);
+    packed->cu_q = {2, 140, 140, 185};
+    packed->cu_kv = {0, 130, 150, 210};
+    packed->config.varlen = true;
+  }
+  StatisticsCase window{"window_sink", attention(DType::bf16, {1, 2, 1, 45, 70, 16, 16}, true), both, {"sm80", kSmall}};
+  window.config.window_left = 9;
+  window.config.sink = true;
+  cases.push_back(window);
+  StatisticsCase drops{"dropout", attention(DType::bf16, {1, 2, 1, 45, 70, 16, 16}, false), both, {"sm80", kSmall}};
+  drops.config.dropout = 0.5f;
+  cases.push_back(drops);
+  StatisticsCase packed{"packed", attention(DType::bf16, {1, 2, 1, 90, 110, 16, 16}, true), both, {"sm80", kSmall}};
+  packed.cu_q = {2, 40, 40, 85};
+  packed.cu_kv = {0, 30, 50, 110};
+  packed.config.varlen = true;
+  cases.push_back(packed);
+  StatisticsCase pages{"pages",
+                       attention(DType::bf16, {3, 4, 1, 3, 100, 16, 16}, true),
+                       both,
+                       {"sm80", "tile_m=32 tile_n=32 warps=2 stages=2"}};
+  pages.config.page_size = 8;
+  pages.used_kv = {100, 0, 41};
+  cases.push_back(pages);
+  return cases;
+}
+
+}  // namespace
+
+const std::vector<StatisticsCase>& statistics_cases() {
+  static const std::vector<StatisticsCase> cases = make_cases();
+  return cases;
+}
+
+const StatisticsCase& case_named(const std::string& name) {
+  const auto found = std::ranges::find(statistics_cases(), name, &StatisticsCase::name);
+  if (found == statistics_cases().end()) throw std::invalid_argument("no case is named " + name);
+  return *found;
+}
+
+fa::plan::Problem problem_of(const StatisticsCase& c, const fa::test::VariantCase& variant) {
+  const AttentionCase& a = c.attention;
+  fa::AttentionShape shape{.b = a.b, .h_q = a.h_q, .h_kv = a.h_kv, .s_q = a.s_q, .s_kv = a.s_kv};
+  if (!c.cu_q.empty()) {
+    shape.b = static_cast<std::int64_t>(c.cu_q.size()) - 1;
+    shape.total_q = a.s_q;
+    shape.total_kv = a.s_kv;
+  }
+  const bool hopper = c.kernel.kernel == "sm90";
+  return fa::api::make_problem(variant.config, shape, hopper ? fa::plan::Arch{9, 0, 'a'} : fa::plan::Arch{8, 0, '\0'},
+                               &variant.functions.variants);
+}
+
+fa::plan::ForwardPlan plan_of(const StatisticsCase& c) {
+  const fa::test::VariantCase variant = variant_of(c);
+  return plan_forward(problem_of(c, variant), fa::plan::read_override(c.kernel, fa::plan::Op::forward, "kernel"));
+}
+
+std::vector<KernelSpec> all_statistics_specs() {
+  std::vector<KernelSpec> unique;
+  const auto add = [&](const KernelSpec& spec) {
+    if (std::ranges::find(unique, spec) == unique.end()) unique.push_back(spec);
+  };
+  for (const StatisticsCase& c : statistics_cases()) {
+    const KernelSpec forward = plan_of(c).kernel;
+    add(forward);
+    if (const KernelSpec sums = plan_of(c).sums; sums.warps != 0) add(sums);
+    if (!forward.variants.mask.empty()) add(fa::plan::mask_tiles_spec(forward));
+  }
+  return unique;
+}
+
+const std::vector<StatisticsMutation>& statistics_mutations() {
+  static const std::vector<StatisticsMutation> list{
+      {"entropy_keeps_old_references", "common/row_entropy.cuh", "ptx::fma(lower, sum, weighted[m][r])",
+       "ptx::fma(lower, 0.f * sum, weighted[m][r])", "dense"},
+      {"entropy_does_not_shrink", "common/row_entropy.cuh", "shrink * ptx::fma(lower", "ptx::fma(lower", "dense"},
+      {"entropy_of_hidden_keys", "common/row_entropy.cuh", "ptx::max(t, kLowest)", "t", "causal"},
+      {"entropy_of_one_lane", "common/row_entropy.cuh", "weighted[m][r] += ptx::shfl_xor(weighted[m][r], 2);", "",
+       "dense"},
+      {"entropy_without_the_sinks_weight", "common/row_entropy.cuh", "return weight * (keys", "return 1.f * (keys",
+       "window_sink"},
+      {"entropy_without_the_logarithm_of_a_weight", "common/row_entropy.cuh", "(keys - ptx::lg2(weight) * kLn2)",
+       "(keys - 0.f * weight)", "window_sink"},
+      {"entropy_in_bits", "common/row_entropy.cuh", "weighted[m][r] / sum) * kLn2", "weighted[m][r] / sum)", "dense"},
+      {"scaled_of_hidden_keys", "common/row_statistics.cuh", "score == -kInfinity ? -kInfinity : score * scale",
+       "score * scale", "softcap_scaled"},
+      {"scaled_of_one_lane", "common/row_statistics.cuh",
+       "scaled[m][r] = ptx::max(scaled[m][r], ptx::shfl_xor(scaled[m][r], 2));", "", "softcap_scaled"},
+      {"maxima_without_their_factor", "common/row_statistics.cuh", "-kInfinity : max * factor",
+       "-kInfinity : max + 0.f * factor", "dense"},
+      {"maxima_by_the_scale_as_it_is", "sm80/sm80_forward_statistics.cuh", "ptx::abs(f.params.scale)", "f.params.scale",
+       "negative_scale"},
+      {"maxima_of_negative_numbers_upside_down", "common/row_statistics.cuh", "ptx::red_min_u32(", "ptx::red_max_u32(",
+       "heads_below_zero"},
+      {"statistics_of_the_wrong_head",
+       "common/row_statistics.cuh",
+       "static_cast<int64_t>(head) * rows",
+       "head % 1 * rows",
+       "dense",
+       {FaultKind::global_uninitialised}},
+      {"statistics_of_packed_rows_as_dense",
+       "common/row_statistics.cuh",
+       "kVarlen ? params.sequences.total_q : params.s_q",
+       "params.s_q - 1",
+       "packed",
+       {FaultKind::global_uninitialised, FaultKind::global_out_of_bounds}},
+      {"pairs_exchange_in_the_sums_place",
+       "sm80/sm80_forward_statistics.cuh",
+       "f.meet();  // both have read the other's sums, in whose place these go",
+       "",
+       "pairs",
+       {FaultKind::shared_race}},
+      {"groups_exchange_in_the_sums_place",
+       "sm80/sm80_forward_statistics.cuh",
+       "f.meet();  // all have read the sums, in whose place these go",
+       "",
+       "groups",
+       {FaultKind::shared_race}},
+      {"groups_read_maxima_that_are_not_there",
+       "sm80/sm80_forward_statistics.cuh",
+       "f.meet();  // the maxima are in shared memory",
+       "",
+       "groups",
+       {FaultKind::shared_race}},
+      {"sm90_heads_of_rows_that_are_not_there",
+       "sm90/sm90_row_statistics.cuh",
+       "if (!e.has_row(query, row)) continue;",
+       "",
+       "sm90",
+       {FaultKind::global_out_of_bounds}},
+      {"sm90_maxima_by_the_scale_as_it_is", "sm90/sm90_row_statistics.cuh", "ptx::abs(e.params.scale)",
+       "e.params.scale", "sm90_heads"},
+      {"sm90_entropy_does_not_follow_the_maxima", "sm90/sm90_softmax.cuh",
+       "this->shrink_entropy(0, r, sum[r], factor[r]);", "this->shrink_entropy(0, r, sum[r], 1.f);", "sm90_causal"},
+      {"sm90_entropy_without_the_sinks_weight", "sm90/sm90_epilogue.cuh",
+       "weight[r] = kernel::weight_of(keys, lse[r]);",
+       "weight[r] = 1.f; inverse_sum[r] *= kernel::weight_of(keys, lse[r]);", "sm90_sink"},
+      {"sums_of_one_warp", "sm80/sm80_column_sums.cuh", "total += ptx::from_bits", "total = ptx::from_bits", "sums"},
+      {"sums_take_the_rows_place_early",
+       "sm80/sm80_column_sums.cuh",
+       "ptx::sync_threads();  // all have left Q, whose place the sums take",
+       "",
+       "sums",
+       {FaultKind::shared_race}},
+      {"sums_before_all_warps_are_there",
+       "sm80/sm80_column_sums.cuh",
+       "ptx::sync_threads();  // the sums of all warps are there",
+       "",
+       "sums",
+       {FaultKind::shared_race, FaultKind::shared_uninitialised}},
+      {"sums_of_rows_that_have_not_landed",
+       "sm80/sm80_column_sums.cuh",
+       "ptx::sync_warp();  // the other lanes' copies of this step's rows have landed",
+       "",
+       "sums",
+       {FaultKind::shared_race, FaultKind::shared_in_flight}},
+      {"sums_read_keys_that_have_not_landed",
+       "sm80/sm80_column_sums.cuh",
+       "ptx::sync_threads();  // K has landed for all, and the first rows",
+       "ptx::sync_warp();",
+       "sums",
+       {FaultKind::shared_race, FaultKind::shared_uninitialised, FaultKind::shared_in_flight}},
+      {"sums_wait_for_one_buffer_only",
+       "sm80/sm80_column_sums.cuh",
+       "ptx::cp_async_wait<1>();",
+       "ptx::cp_async_wait<2>();",
+       "sums",
+       {FaultKind::shared_in_flight, FaultKind::shared_uninitialised}},
+      {"sums_of_rows_without_keys", "sm80/sm80_column_sums.cuh", "lse == -kInfinity ? float{kInfinity} : lse * kLog2e",
+       "lse * kLog2e", "sums_causal"},
+      {"sums_of_rows_that_are_not_there", "sm80/sm80_column_sums.cuh", "if (row >= rows.row_count) return kInfinity;",
+       "if (row >= rows.row_count) return 0.f;", "sums"},
+      {"sums_of_hidden_keys", "sm80/sm80_column_sums.cuh", "if (hides_any(rows)) rows.mask(s, tile.block);", "",
+       "sums_causal"},
+      {"sums_of_one_query_head", "sm80/sm80_column_sums.cuh", "tile.head * params.splits + head;",
+       "tile.head * params.splits + 0 * head;", "sums_of_kv_heads"},
+      {"sums_skip_the_last_rows", "sm80/sm80_column_sums.cuh", "blocks = ceil_div(end, kTileM) - first_block;",
+       "blocks = end / kTileM - first_block;", "sums"},
+      {"sums_of_packed_keys_as_dense",
+       "sm80/sm80_column_sums.cuh",
+       "lengths.first_key + first_key;",
+       "first_key;",
+       "sums_packed",
+       {FaultKind::global_not_writable}},
+      {"heads_of_rows_that_are_not_there", "sm80/sm80_forward_statistics.cuh", "if (row >= f.row_count) return;", "",
+       "heads_below_zero"},
+  };
+  return list;
+}
+
+bool is_of_sums(const StatisticsMutation& mutation) {
+  return mutation.header == "sm80/sm80_column_sums.cuh";
+}
+
+KernelSpec subject_of(const StatisticsMutation& mutation) {
+  const fa::plan::ForwardPlan plan = plan_of(case_named(mutation.subject));
+  return is_of_sums(mutation) ? plan.sums : plan.kernel;
+}
+
+}  // namespace emulator

@@ -1,0 +1,204 @@
+// Statistics of forward on the GPU against the host device.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "device_case.hpp"
+#include "support/statistics_case.hpp"
+
+namespace fa {
+namespace {
+
+using test::AttentionCase;
+using test::DeviceBuffer;
+using test::StatisticsCase;
+using test::StatisticsData;
+using test::StatisticsResults;
+
+struct Sizes {
+  std::int64_t b, h_q, h_kv, s_q, s_kv, d_qk, d_v;
+};
+
+AttentionCase attention(DType dtype, const Sizes& sizes, bool causal, std::optional<float> scale = std::nullopt) {
+  AttentionCase c;
+  c.dtype = dtype;
+  c.b = sizes.b;
+  c.h_q = sizes.h_q;
+  c.h_kv = sizes.h_kv;
+  c.s_q = sizes.s_q;
+  c.s_kv = sizes.s_kv;
+  c.d_qk = sizes.d_qk;
+  c.d_v = sizes.d_v;
+  c.causal = causal;
+  c.scale = scale;
+  return c;
+}
+
+/// Bytes of the host on the device, and back.
+class Copies {
+ public:
+  test::StatisticsMemory memory() {
+    const auto place = [this](const void* bytes, std::size_t size) {
+      std::vector<std::byte> copy(size);
+      if (size != 0) std::memcpy(copy.data(), bytes, size);
+      return buffers_.emplace_back(copy).data();
+    };
+    return {place, [this, place](void* bytes, std::size_t size) {
+              written_.emplace_back(bytes, buffers_.size());
+              return place(bytes, size);
+            }};
+  }
+
+  void fetch() const {
+    for (const auto& [to, index] : written_) {
+      const std::vector<std::byte> bytes = buffers_[index].read();
+      if (!bytes.empty()) std::memcpy(to, bytes.data(), bytes.size());
+    }
+    for (const DeviceBuffer& buffer : buffers_) EXPECT_TRUE(buffer.guards_intact());
+  }
+
+ private:
+  std::deque<DeviceBuffer> buffers_;
+  std::vector<std::pair<void*, std::size_t>> written_;
+};
+
+class GpuStatistics : public test::GpuTest {
+ protected:
+  static void expect_right(const StatisticsCase& c) {
+    SCOPED_TRACE(c.name + " " + to_string(c.attention));
+    const StatisticsData data(c);
+    AttentionConfig config = data.variant.config;
+    config.kernel = c.kernel.kernel.empty() ? std::nullopt : std::optional(c.kernel);
+    const Attention attention = Attention::create(config);
+    const StatisticsResults expected = test::expected_of(c, data);
+    std::optional<StatisticsResults> first;
+    for (int run = 0; run < 2; ++run) {
+      StatisticsResults results(c);
+      Copies copies;
+      const test::StatisticsMemory memory = copies.memory();
+      attention.forward(test::inputs_of(c, data, memory), test::outputs_of(c, results, memory));
+      driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+      copies.fetch();
+      EXPECT_LE(test::error_of(c, results, expected), 1);
+      if (first) {
+        EXPECT_EQ(results.max_logit, first->max_logit);
+        EXPECT_EQ(results.entropy, first->entropy);
+        EXPECT_EQ(results.column_sums, first->column_sums);
+      }
+      first = std::move(results);
+    }
+  }
+
+  static AttentionConfig asks(MaxLogit max_logit, bool by_head, bool entropy) {
+    AttentionConfig config;
+    config.statistics = {max_logit, by_head, entropy, ColumnSums::none};
+    return config;
+  }
+};
+
+TEST_F(GpuStatistics, OfEveryDtypeAndHeadDim) {
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    for (const std::int64_t d : {64, 96, 128, 192, 256, 512}) {
+      for (const bool causal : {false, true}) {
+        for (const char* const family : {"", "sm80"}) {
+          expect_right({"plain",
+                        attention(dtype, {2, 4, 2, 333, 517, d, d}, causal),
+                        asks(MaxLogit::softmax, false, true),
+                        {family, ""}});
+        }
+      }
+    }
+  }
+}
+
+TEST_F(GpuStatistics, OfHeads) {
+  expect_right(
+      {"long", attention(DType::bf16, {2, 4, 2, 700, 700, 128, 128}, true), asks(MaxLogit::scaled, true, true)});
+  expect_right({"below_zero", attention(DType::bf16, {2, 4, 4, 333, 700, 64, 64}, true), [] {
+                  AttentionConfig config = asks(MaxLogit::softmax, true, false);
+                  config.score = ScoreFunction{"score - 100.0"};
+                  return config;
+                }()});
+  expect_right(
+      {"decode", attention(DType::f16, {3, 8, 2, 1, 900, 128, 128}, true), asks(MaxLogit::softmax, true, true)});
+}
+
+TEST_F(GpuStatistics, OfFunctionsMasksWindowsAndSinks) {
+  for (const MaxLogit logits : {MaxLogit::softmax, MaxLogit::scaled}) {
+    for (const std::int64_t d : {64, 128, 256}) {
+      for (const test::VariantChoice& choice : test::variant_choices(false)) {
+        StatisticsCase c{choice.name, attention(DType::bf16, {2, 4, 2, 200, 333, d, d}, true), choice.config};
+        c.config.statistics = {logits, false, true, ColumnSums::none};
+        expect_right(c);
+      }
+    }
+  }
+}
+
+TEST_F(GpuStatistics, OfDropoutAndOtherScales) {
+  StatisticsCase drops{"dropout", attention(DType::bf16, {2, 4, 2, 200, 333, 128, 128}, true),
+                       asks(MaxLogit::softmax, false, true)};
+  drops.config.dropout = 0.25F;
+  expect_right(drops);
+  for (const float scale : {-0.3F, 0.F, 30.F}) {
+    expect_right({"scale", attention(DType::f16, {2, 4, 2, 200, 333, 64, 64}, true, scale),
+                  asks(MaxLogit::softmax, false, true)});
+  }
+}
+
+TEST_F(GpuStatistics, OfPackedBatchesAndPages) {
+  for (const std::int64_t d : {64, 128, 256}) {
+    StatisticsCase packed{"packed", attention(DType::bf16, {1, 4, 2, 900, 1000, d, d}, true),
+                          asks(MaxLogit::softmax, false, true)};
+    packed.cu_q = {5, 300, 300, 431, 890};
+    packed.cu_kv = {0, 420, 440, 440, 1000};
+    packed.config.varlen = true;
+    expect_right(packed);
+    packed.config.statistics.max_logit_by_head = true;
+    expect_right(packed);
+    for (const std::int64_t rows : {1, 200}) {
+      StatisticsCase pages{"pages", attention(DType::bf16, {3, 8, 2, rows, 2000, d, d}, true),
+                           asks(MaxLogit::softmax, false, true)};
+      pages.config.page_size = 16;
+      pages.used_kv = {2000, 0, 777};
+      expect_right(pages);
+    }
+  }
+}
+
+TEST_F(GpuStatistics, OfColumns) {
+  for (const ColumnSums sums : {ColumnSums::query_heads, ColumnSums::kv_heads}) {
+    AttentionConfig config;
+    config.statistics.column_sums = sums;
+    for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+      for (const std::int64_t d : {64, 128, 256, 512}) {
+        for (const bool causal : {false, true}) {
+          expect_right({"sums", attention(dtype, {2, 4, 2, 333, 517, d, d}, causal), config});
+        }
+      }
+    }
+    for (const test::VariantChoice& choice : test::variant_choices(false)) {
+      StatisticsCase c{choice.name, attention(DType::bf16, {2, 4, 2, 200, 333, 128, 128}, true), choice.config};
+      c.config.statistics = {MaxLogit::softmax, false, true, sums};
+      expect_right(c);
+    }
+    StatisticsCase packed{"packed", attention(DType::bf16, {1, 4, 2, 900, 1000, 128, 128}, true), config};
+    packed.cu_q = {5, 300, 300, 431, 890};
+    packed.cu_kv = {0, 420, 440, 440, 1000};
+    packed.config.varlen = true;
+    expect_right(packed);
+    StatisticsCase decode{"decode", attention(DType::bf16, {2, 8, 2, 1, 3000, 128, 128}, true), config};
+    expect_right(decode);  // whose keys are split
+    decode.attention.s_q = 0;
+    expect_right(decode);
+  }
+}
+
+}  // namespace
+}  // namespace fa
