@@ -39,31 +39,29 @@ std::vector<Batch> batches_of(const Problem& problem, const std::vector<Block>& 
   return batches;
 }
 
-/// Lists a batch's blocks as sequences, and what lies between them as sequences without keys, or without rows.
-void list_sequences(const Batch& batch, Call& call) {
-  const Block& first = batch.blocks.front();
-  std::int64_t row = first.row, key = first.key;
-  const auto end_sequence = [&] {
-    call.cu_q.push_back(static_cast<std::int32_t>(row - first.row));
-    call.cu_kv.push_back(static_cast<std::int32_t>(key - first.key));
-  };
-  end_sequence();
+/// Where the rows of a batch's blocks begin, and how many of those up to the next begin are a block's.
+void list_rows(const Batch& batch, std::int64_t Block::*begin, std::int64_t Block::*rows, std::vector<std::int32_t>& cu,
+               std::vector<std::int32_t>& used) {
+  const std::int64_t first = batch.blocks.front().*begin;
+  bool has_gaps = false;
+  std::int64_t end = first;
   for (const Block& block : batch.blocks) {
-    if (block.row > row) {
-      row = block.row;
-      end_sequence();
-    }
-    if (block.key > key) {
-      key = block.key;
-      end_sequence();
-    }
-    row += block.rows;
-    key += block.keys;
-    end_sequence();
+    has_gaps = has_gaps || block.*begin > end;
+    end = block.*begin + block.*rows;
+    cu.push_back(static_cast<std::int32_t>(block.*begin - first));
+    used.push_back(static_cast<std::int32_t>(block.*rows));
   }
-  for (std::size_t i = 1; i < call.cu_q.size(); ++i) {
-    call.max_q = std::max<std::int64_t>(call.max_q, call.cu_q[i] - call.cu_q[i - 1]);
-    call.max_kv = std::max<std::int64_t>(call.max_kv, call.cu_kv[i] - call.cu_kv[i - 1]);
+  cu.push_back(static_cast<std::int32_t>(end - first));
+  if (!has_gaps) used.clear();
+}
+
+/// Lists a batch's blocks as sequences. What lies between them is padding, which no kernel visits.
+void list_sequences(const Batch& batch, Call& call) {
+  list_rows(batch, &Block::row, &Block::rows, call.cu_q, call.used_q);
+  list_rows(batch, &Block::key, &Block::keys, call.cu_kv, call.used_kv);
+  for (const Block& block : batch.blocks) {
+    call.max_q = std::max(call.max_q, block.rows);
+    call.max_kv = std::max(call.max_kv, block.keys);
   }
   call.packed = true;
 }
@@ -189,10 +187,13 @@ std::vector<Call> calls_of(const Builder& builder, const Local& local, const Key
 
 void add_forward(Builder& builder, std::vector<Call> calls, RowSet& written) {
   for (Call& call : calls) {
-    const std::int64_t begin = call.o.row, end = begin + call.o.rows;
-    const RowSet::Has has = written.has(begin, end);
-    if (has == RowSet::Has::some) {
-      for (const auto& [from, to] : written.missing(begin, end)) {
+    bool accumulates = false;
+    for (const Block& block : call.blocks) {
+      accumulates = accumulates || written.has(block.row, block.row + block.rows) != RowSet::Has::none;
+    }
+    for (const Block& block : call.blocks) {
+      if (!accumulates) break;
+      for (const auto& [from, to] : written.missing(block.row, block.row + block.rows)) {
         for (Region region : {call.o, call.lse}) {
           region.row = from;
           region.rows = to - from;
@@ -200,8 +201,8 @@ void add_forward(Builder& builder, std::vector<Call> calls, RowSet& written) {
         }
       }
     }
-    written.add(begin, end);
-    builder.add(Forward{std::move(call), has != RowSet::Has::none});
+    for (const Block& block : call.blocks) written.add(block.row, block.row + block.rows);
+    builder.add(Forward{std::move(call), accumulates});
   }
 }
 

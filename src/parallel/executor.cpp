@@ -246,7 +246,14 @@ class Run {
     if (!call.packed) return;
     const auto* const lengths = static_cast<const std::int32_t*>(executor_.lengths_.at(executor_.lengths_of_[index_]));
     const auto count = static_cast<std::int64_t>(call.cu_q.size());
-    inputs.sequences = {count - 1, lengths, lengths + count, nullptr, nullptr, call.max_q, call.max_kv};
+    const auto* const used_kv = lengths + 2 * count + call.used_q.size();
+    inputs.sequences = {count - 1,
+                        lengths,
+                        lengths + count,
+                        call.used_q.empty() ? nullptr : lengths + 2 * count,
+                        call.used_kv.empty() ? nullptr : used_kv,
+                        call.max_q,
+                        call.max_kv};
   }
 
   void run(const Forward& op) {
@@ -368,6 +375,8 @@ void Executor::prepare(Attentions& attentions, const CallContext& context) {
     lengths_of_[op] = lengths.size() * sizeof(std::int32_t);
     lengths.insert(lengths.end(), call.cu_q.begin(), call.cu_q.end());
     lengths.insert(lengths.end(), call.cu_kv.begin(), call.cu_kv.end());
+    lengths.insert(lengths.end(), call.used_q.begin(), call.used_q.end());
+    lengths.insert(lengths.end(), call.used_kv.begin(), call.used_kv.end());
   };
   const auto prepare_sum = [&](const Sum& sum) -> const Attention& {
     const PlanTensor& to = plan_.tensors[static_cast<std::size_t>(sum.to.tensor)];

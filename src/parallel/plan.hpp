@@ -86,11 +86,12 @@ struct Wait {
 struct Call {
   Region q, k, v, o, lse;  ///< rows of q, o and lse, and of k and v, are the same ones
   BlockMask mask = BlockMask::none;
-  bool packed = false;                    ///< the regions are packed, and where sequences lie is told by
-  std::vector<std::int32_t> cu_q, cu_kv;  ///< these, relative to the regions
-  std::int64_t max_q = 0, max_kv = 0;     ///< the longest
-  std::int64_t head_offset = 0;           ///< of the whole, for placed blocks
-  std::vector<Block> blocks;              ///< what is computed
+  bool packed = false;                        ///< the regions are packed, and where sequences lie is told by
+  std::vector<std::int32_t> cu_q, cu_kv;      ///< these, relative to the regions
+  std::vector<std::int32_t> used_q, used_kv;  ///< and how many of their rows count; empty: all
+  std::int64_t max_q = 0, max_kv = 0;         ///< the longest
+  std::int64_t head_offset = 0;               ///< of the whole, for placed blocks
+  std::vector<Block> blocks;                  ///< what is computed
 };
 
 struct Forward {

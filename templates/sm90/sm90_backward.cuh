@@ -17,7 +17,6 @@
 #include <sm90/sm90_backward_cluster.cuh>
 #include <sm90/sm90_backward_dq_alone.cuh>
 #include <sm90/sm90_backward_store.cuh>
-#include <sm90/sm90_finite_keys.cuh>
 #include <sm90/sm90_ring.cuh>
 #include <sm90/sm90_roles.cuh>
 #include <sm90/sm90_shared_tile.cuh>
@@ -67,18 +66,22 @@ struct Backward : BackwardDqAlone<Config> {
   using Base::Base;
   using Base::kTileM, Base::kTileN, Base::kHeadDimQk, Base::kHeadDimV, Base::kConsumers, Base::kProducerRegisters,
       Base::kConsumerRegisters, Base::kVarlen, Base::kDropout, Base::kWantsDk, Base::kWantsDv, Base::kSums,
-      Base::kSplitBlocks, Base::kFunctions, Base::kHides, Base::kAsksEarly, Base::kLoadAhead, Base::kTilesShared,
-      Base::kTilesOffset, Base::params, Base::shared, Base::tiles, Base::q_shared, Base::do_shared, Base::ds_shared,
-      Base::delta_shared, Base::k_empty, Base::v_empty, Base::step_empty, Base::init_barriers, Base::lane_index,
-      Base::consumer_index, Base::warp_index, Base::stage_of, Base::release, Base::job, Base::has_job,
+      Base::kSplitBlocks, Base::kFunctions, Base::kLooks, Base::kLoadAhead, Base::kTilesShared, Base::kTilesOffset,
+      Base::params, Base::shared, Base::tiles, Base::q_shared, Base::do_shared, Base::ds_shared, Base::delta_shared,
+      Base::k_empty, Base::v_empty, Base::step_empty, Base::dq_empty, Base::infinite_keys, Base::init_barriers,
+      Base::lane_index, Base::consumer_index, Base::warp_index, Base::stage_of, Base::release, Base::job, Base::has_job,
       Base::release_job, Base::again, Base::find_jobs, Base::place_of, Base::advance, Base::rows_of, Base::produce,
-      Base::add_dq, Base::await_keys, Base::await_values, Base::await_q, Base::await_dout, Base::has_rows_without_keys,
-      Base::functions, Base::apply_functions, Base::hides_keys, Base::hid_keys, Base::issue_scores, Base::issue_dp,
-      Base::issue_dv, Base::issue_dk, Base::tie_dv, Base::tie_dk, Base::issue_dq, Base::exponentiate, Base::draw,
-      Base::differentiate, Base::pack, Base::pack_weights, Base::share, Base::hand_over_dq, Base::accumulate_dq;
+      Base::add_dq, Base::look_at_dq, Base::await_keys, Base::await_values, Base::await_q, Base::await_dout,
+      Base::has_rows_without_keys, Base::functions, Base::apply_functions, Base::tell_infinite_keys, Base::issue_scores,
+      Base::issue_dp, Base::issue_dv, Base::issue_dk, Base::tie_dv, Base::tie_dk, Base::issue_dq, Base::exponentiate,
+      Base::draw, Base::differentiate, Base::pack, Base::pack_weights, Base::share, Base::hand_over_dq,
+      Base::accumulate_dq;
 
   FA_DEVICE void run() {
     if (ptx::thread_index() == 0) init_barriers();
+    if constexpr (kLooks) {
+      if (ptx::thread_index() < 4 * kConsumers) ptx::st_shared_b32(infinite_keys(ptx::thread_index()), 0);
+    }
     if constexpr (kTilesShared) {
       if (ptx::thread_index() == 0) ptx::st_shared_b32(shared + kTilesOffset, static_cast<uint32_t>(tiles));
     }
@@ -93,8 +96,10 @@ struct Backward : BackwardDqAlone<Config> {
         if constexpr (kVarlen) find_jobs();
       } else if (warp == 2) {
         if constexpr (Config::kWriteDq) {
-          if (ptx::thread_index() == 2 * kWarpSize) add_dq();
+          if (kLooks || ptx::thread_index() == 2 * kWarpSize) add_dq();
         }
+      } else {
+        if constexpr (kLooks) look_at_dq();
       }
     } else {
       ptx::increase_registers<kConsumerRegisters>();
@@ -120,12 +125,12 @@ struct Backward : BackwardDqAlone<Config> {
         any = accumulate(dk, dv, round, count, parity);
       }
       if (any) parity ^= 1;
-      if constexpr (kSums) store_sums(dk, dv, round, consumer);
+      if constexpr (kSums) store_sums(dk, dv, round, consumer, count);
       release_job(round);
     }
   }
 
-  FA_DEVICE void store_sums(Dk& dk, Dv& dv, int round, int consumer) const {
+  FA_DEVICE void store_sums(Dk& dk, Dv& dv, int round, int consumer, [[maybe_unused]] int count) const {
     const Job work = job(round);
     const int lane = lane_index();
     const int first_key = work.tile.block * kTileN + consumer * 64 + warp_index() * 16;
@@ -134,6 +139,8 @@ struct Backward : BackwardDqAlone<Config> {
       for (int i = 0; i < kHeadDimV / 2; ++i) dv[i] *= params.dropout.inverse_keep;
     }
     if constexpr (kSplitBlocks > 1) {
+      if constexpr (kLooks)
+        ptx::mbarrier_wait(dq_empty(), static_cast<uint32_t>(count + 1) % 2);  // K and dS are not read
       add_up(dk, dv, work);
     } else if constexpr (Config::kSplit) {
       constexpr int kRow = kHeadDimQk + kHeadDimV;
@@ -209,6 +216,7 @@ struct Backward : BackwardDqAlone<Config> {
     issue_scores(s, stage_of(count), consumer_index());
     ptx::wgmma_wait<0>();
     ptx::wgmma_tie(s);
+    tell_infinite_keys(s, round);
     exponentiate(s, stage_of(count), work, next, first_key);
     if constexpr (kDropout) draw(drops, work, next, first_key);
     pack_weights(p_operand, s, drops);
@@ -241,18 +249,14 @@ struct Backward : BackwardDqAlone<Config> {
         ptx::wgmma_wait<0>();
         tie_dk(dk);
         release(v_empty());
-        const bool hides = kHides && Config::kWriteDq && hides_keys(again(work, round), next);
-        if (!hides) release(k_empty());
+        release(k_empty());
         release(step_empty(stage));
         if constexpr (Config::kWriteDq) {
           ptx::wgmma_tie(dq);
-          hand_over_dq(dq, rows, consumer_index(), count, hides);
+          hand_over_dq(dq, rows, consumer_index(), count);
         }
-        if (hides) release(k_empty());
         return true;
       }
-      [[maybe_unused]] bool hides = false;
-      if constexpr (kHides && kAsksEarly) hides = hides_keys(again(work, round), next);
       advance(next, work);
       const int consumer = consumer_index();
       const bool clears = has_rows_without_keys(again(work, round), next);
@@ -281,10 +285,7 @@ struct Backward : BackwardDqAlone<Config> {
       pack_weights(p_operand, s, drops);
       await_dout(count);
       issue_dv(dv, p_operand, do_shared(stage_of(count)));
-      if constexpr (Config::kWriteDq) {
-        if constexpr (kHides && !kAsksEarly) hides = hid_keys(again(work, round), next);
-        hand_over_dq(dq, rows, consumer_index(), count, hides);
-      }
+      if constexpr (Config::kWriteDq) hand_over_dq(dq, rows, consumer_index(), count);
       if constexpr (kTileM > 64) {  // there are no registers for the operand beside dP
         ptx::wgmma_wait<0>();       // dV
         tie_dv(dv);
@@ -313,6 +314,7 @@ struct Backward : BackwardDqAlone<Config> {
     await_dout(count);
     issue_dp(dp, stage_of(count), consumer_index());
 
+    bool first = true;
     while (true) {
       const int stage = stage_of(count);
       if constexpr (kLoadAhead) functions(work, next, stage).load(loaded);
@@ -323,6 +325,8 @@ struct Backward : BackwardDqAlone<Config> {
       ptx::wgmma_wait<0>();
       ptx::wgmma_tie(s);
       ptx::wgmma_tie(dp);
+      if (first) tell_infinite_keys(s, round);
+      first = false;
       this->template clear_rows_without_keys<false>(has_rows_without_keys(work, next), work, next, count - 1);
       typename Functions::CaptureGradients by_capture;
       apply_functions(s, dp, by_capture, work, next, stage, loaded);
@@ -344,14 +348,12 @@ struct Backward : BackwardDqAlone<Config> {
         tie_dv(dv);
         tie_dk(dk);
         release(v_empty());
-        const bool hides = kHides && Config::kWriteDq && hides_keys(again(work, round), next);
-        if (!hides) release(k_empty());
+        release(k_empty());
         release(step_empty(stage));
         if constexpr (Config::kWriteDq) {
           ptx::wgmma_tie(dq);
-          hand_over_dq(dq, rows, consumer_index(), count, hides);
+          hand_over_dq(dq, rows, consumer_index(), count);
         }
-        if (hides) release(k_empty());
         return true;
       }
       if constexpr (Config::kWriteDq) {
@@ -368,7 +370,7 @@ struct Backward : BackwardDqAlone<Config> {
       if constexpr (Config::kWriteDq) {
         ptx::wgmma_wait<1>();  // dQ, whose registers S takes
         ptx::wgmma_tie(dq);
-        hand_over_dq(dq, rows, consumer_index(), count, kHides && hid_keys(again(work, round), next));
+        hand_over_dq(dq, rows, consumer_index(), count);
       }
       await_q(count);
       issue_scores(s, stage_of(count), consumer_index());

@@ -31,7 +31,7 @@ struct BackwardBlock : BackwardTraits<Config> {
   using QTile = typename Base::QTile;
   using DoTile = typename Base::DoTile;
   using DsTile = typename Base::DsTile;
-  using Base::kStages, Base::kConsumers, Base::kVarlen, Base::kSplitBlocks, Base::kLayout;
+  using Base::kStages, Base::kConsumers, Base::kLooks, Base::kVarlen, Base::kSplitBlocks, Base::kLayout;
 
   const AllParams& p;
   const Params& params;
@@ -65,6 +65,9 @@ struct BackwardBlock : BackwardTraits<Config> {
   FA_DEVICE uint32_t step_empty(int stage) const { return q_full(2 * kStages + stage); }  // Q and dO
   FA_DEVICE uint32_t dq_full() const { return q_full(3 * kStages); }                      // of the whole tile
   FA_DEVICE uint32_t dq_empty() const { return q_full(3 * kStages + 1); }
+  /// Of a consumer warp: 1 + the round of the last job whose keys were not finite. And what is to be looked at.
+  FA_DEVICE uint32_t infinite_keys(int warp) const { return shared + kLayout.words + 4 * warp; }
+  FA_DEVICE uint32_t to_look_at() const { return shared + kLayout.words + 60; }
 
   // Of a packed batch: two jobs on their way from the warp that finds them to the others.
   FA_DEVICE uint32_t job_shared(int slot) const { return shared + kLayout.work + slot * kLayout.work_bytes; }
@@ -74,7 +77,7 @@ struct BackwardBlock : BackwardTraits<Config> {
   FA_DEVICE void init_barriers() const {
     constexpr int kReaders = 4 * kConsumers;  // warps
     ptx::mbarrier_init(k_full(), 1);
-    ptx::mbarrier_init(k_empty(), kReaders);
+    ptx::mbarrier_init(k_empty(), kReaders + (kLooks ? 1 : 0));  // and who adds dQ
     ptx::mbarrier_init(v_full(), 1);
     ptx::mbarrier_init(v_empty(), kReaders);
     FA_UNROLL

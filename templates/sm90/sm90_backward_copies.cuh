@@ -19,7 +19,7 @@
 
 namespace fa::sm90 {
 
-/// The two threads beside the consumers: copies to shared memory, and additions to dQ's accumulator.
+/// Copies to shared memory, by a thread beside the consumers.
 template <class Config>
 struct BackwardCopies : BackwardJobs<Config> {
   using Base = BackwardJobs<Config>;
@@ -32,12 +32,11 @@ struct BackwardCopies : BackwardJobs<Config> {
   using Query = typename Base::Query;
   using Place = typename Base::Place;
   using Base::Base;
-  using Base::kTileM, Base::kTileN, Base::kHeadDimQk, Base::kVarlen, Base::kOrdered, Base::kTwoSided, Base::kDqRowBytes,
-      Base::kLayout, Base::p, Base::params, Base::shared, Base::k_shared, Base::v_shared, Base::q_shared,
-      Base::do_shared, Base::lse_shared, Base::delta_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty,
-      Base::q_full, Base::do_full, Base::step_empty, Base::dq_full, Base::dq_empty, Base::job_empty, Base::stage_of,
-      Base::parity_of, Base::stop, Base::located, Base::row_index, Base::has_job, Base::again, Base::job_for_copies,
-      Base::place_of, Base::advance;
+  using Base::kTileM, Base::kTileN, Base::kHeadDimQk, Base::kVarlen, Base::kOrdered, Base::kLayout, Base::p,
+      Base::params, Base::shared, Base::k_shared, Base::v_shared, Base::q_shared, Base::do_shared, Base::lse_shared,
+      Base::delta_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_full, Base::do_full,
+      Base::step_empty, Base::dq_full, Base::dq_empty, Base::job_empty, Base::stage_of, Base::parity_of, Base::stop,
+      Base::located, Base::row_index, Base::has_job, Base::again, Base::job_for_copies, Base::place_of, Base::advance;
 
   // ---- producer: one thread
 
@@ -200,61 +199,6 @@ struct BackwardCopies : BackwardJobs<Config> {
         ptx::tma_load_4d(target + slab * Tile::kSlabBytes, map, barrier, ptx::L2Policy::evict_first,
                          slab * kSlabColumns, work.tile.block * kTileN, work.tile.head, work.tile.batch);
       }
-    }
-  }
-
-  // ---- additions to dQ: another thread beside the producer
-
-  /// Adds dQ of every step to the accumulator; with one order when it is this key tile's turn.
-  FA_DEVICE void add_dq() const {
-    ptx::griddepcontrol_wait();  // for the cleared accumulator and counters
-    int count = 0;               // steps added
-    for (int round = 0; has_job(round); ++round) {
-      const Job work = job_for_copies(round);
-      if (work.has_steps()) {
-        const int end_in_front = kOrdered ? end_of_tile_in_front(work, round) : 0;
-        Place at = place_of(work);
-        FA_UNROLL_BY(1)
-        for (int left = work.steps.end - work.steps.begin; left != 0; --left) {
-          if constexpr (kOrdered) {  // beside the products
-            if (at.m_block * kTileM < end_in_front) ptx::await_global(turn_of(at), work.tile.block);
-          }
-          ptx::mbarrier_wait(dq_full(), static_cast<uint32_t>(count) % 2);
-          add_tile(work, at);
-          ++count;
-          advance(at, work);
-        }
-      }
-      if constexpr (kVarlen) ptx::mbarrier_arrive(job_empty(round % 2));
-    }
-  }
-
-  /// Behind the last row to which the key tile in front of this one adds, which begins no later; 0 without one.
-  FA_DEVICE int end_of_tile_in_front(const Job& work, [[maybe_unused]] int round) const {
-    if (work.tile.block == 0) return 0;
-    if constexpr (kTwoSided) {
-      return kernel::rows_end<Variant>(params, again(work, round).lengths, work.first_key() - 1);
-    }
-    return stop(work) * kTileM;
-  }
-
-  /// Where the last key tile that has added to a query tile has left the number of the next.
-  FA_DEVICE int32_t* turn_of(const Place& at) const {
-    return params.dq_turns + int64_t{at.row_group} * kernel::kTurnsPerGroup;
-  }
-
-  FA_DEVICE void add_tile(const Job& work, const Place& at) const {
-    int rows = kTileM;
-    if constexpr (kVarlen) rows = kernel::minimum(kTileM, work.lengths.padded_rows - at.m_block * kTileM);
-    const int64_t group = at.row_group;
-    ptx::bulk_add_f32(params.dq_accum + group * (kernel::kRowGroup * kHeadDimQk), shared + kLayout.dq,
-                      rows / kernel::kRowGroup * kDqRowBytes);
-    ptx::tma_commit();
-    ptx::tma_wait_read();
-    ptx::mbarrier_arrive(dq_empty());
-    if constexpr (kOrdered) {
-      ptx::tma_wait();  // the sum is there for the next
-      ptx::signal_global(turn_of(at), work.tile.block + 1);
     }
   }
 };

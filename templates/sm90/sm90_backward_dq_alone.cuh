@@ -35,12 +35,12 @@ struct BackwardDqAlone : BackwardProducts<Config> {
   using Place = typename Base::Place;
   using Base::Base;
   using Base::kTileM, Base::kTileN, Base::kConsumers, Base::kQkSteps, Base::kVSteps, Base::kDropout,
-      Base::kKeysInRegisters, Base::kHides, Base::k_shared, Base::v_shared, Base::q_shared, Base::do_shared,
-      Base::ds_shared, Base::delta_shared, Base::described, Base::k_empty, Base::v_empty, Base::step_empty,
-      Base::lane_index, Base::consumer_index, Base::warp_index, Base::stage_of, Base::release, Base::job, Base::again,
-      Base::place_of, Base::advance, Base::rows_of, Base::await_keys, Base::await_values, Base::await_q,
-      Base::await_dout, Base::has_rows_without_keys, Base::hides_keys, Base::issue_scores, Base::issue_dp,
-      Base::issue_dq, Base::exponentiate, Base::draw, Base::differentiate, Base::pack, Base::share, Base::hand_over_dq;
+      Base::kKeysInRegisters, Base::k_shared, Base::v_shared, Base::q_shared, Base::do_shared, Base::ds_shared,
+      Base::delta_shared, Base::described, Base::k_empty, Base::v_empty, Base::step_empty, Base::lane_index,
+      Base::consumer_index, Base::warp_index, Base::stage_of, Base::release, Base::job, Base::again, Base::place_of,
+      Base::advance, Base::rows_of, Base::await_keys, Base::await_values, Base::await_q, Base::await_dout,
+      Base::has_rows_without_keys, Base::tell_infinite_keys, Base::issue_scores, Base::issue_dp, Base::issue_dq,
+      Base::exponentiate, Base::draw, Base::differentiate, Base::pack, Base::share, Base::hand_over_dq;
 
   /// The same where dQ alone is wanted. No sums take registers: the scores of a step are computed beside P and dP of
   /// the one before, and dQ is handed over, and exponentials are taken, while the next dP is computed. K and V of the
@@ -71,12 +71,12 @@ struct BackwardDqAlone : BackwardProducts<Config> {
 
     ptx::wgmma_wait<1>();  // S
     ptx::wgmma_tie(s);
+    tell_infinite_keys(s, round);
     take_weights(weights, s, drops, stage_of(count), again(work, round), next, first_key);
     for (; left > 1; --left) {
       const int stage = stage_of(count);
       const int buffer = count % 2;
       const int rows = rows_of(work, next);
-      const bool hides = kHides && hides_keys(again(work, round), next);
       ++count;
       advance(next, work);
       const bool clears = has_rows_without_keys(again(work, round), next);
@@ -93,7 +93,7 @@ struct BackwardDqAlone : BackwardProducts<Config> {
       ptx::wgmma_wait<1>();  // dQ, and the next S
       ptx::wgmma_tie(dq);
       ptx::wgmma_tie(s);
-      hand_over_dq(dq, rows, consumer_index(), count, hides);
+      hand_over_dq(dq, rows, consumer_index(), count);
       take_weights(weights, s, drops, stage_of(count), again(work, round), next, first_key);
     }
     const int stage = stage_of(count);
@@ -107,8 +107,7 @@ struct BackwardDqAlone : BackwardProducts<Config> {
     release(v_empty());
     ptx::wgmma_wait<0>();  // the last dQ
     ptx::wgmma_tie(dq);
-    const bool hides = kHides && hides_keys(again(work, round), next);
-    hand_over_dq(dq, rows_of(work, next), consumer_index(), count, hides);
+    hand_over_dq(dq, rows_of(work, next), consumer_index(), count);
     release(k_empty());
     return true;
   }

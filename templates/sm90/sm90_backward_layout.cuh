@@ -36,6 +36,7 @@ struct BackwardSharedLayout {
   int mbarriers;
   int work;  // of a packed batch: two descriptors and their barriers
   int work_bytes;
+  int words;  // of dQ: one of each consumer warp, and a last one for the warp that looks at it
   int bytes;
 };
 
@@ -53,7 +54,8 @@ FA_HOST_DEVICE constexpr BackwardSharedLayout shared_layout(const BackwardShape&
   at.mbarriers = at.delta + shape.stages * at.stats_bytes;
   at.work = at.mbarriers + kBarrierSpace;
   at.work_bytes = 64;
-  at.bytes = at.work + (shape.varlen ? 2 * at.work_bytes + 64 : 0);
+  at.words = at.work + (shape.varlen ? 2 * at.work_bytes + 64 : 0);
+  at.bytes = at.words + (shape.write_dq ? 64 : 0);
   return at;
 }
 

@@ -50,10 +50,10 @@ struct BackwardProducts : BackwardRows<Config> {
   using Base::Base;
   using Base::kTileM, Base::kTileN, Base::kHeadDimQk, Base::kQkSteps, Base::kVSteps, Base::kMSteps, Base::kDqByRows,
       Base::kDqColumns, Base::kVarlen, Base::kDropout, Base::kOrdered, Base::kWantsDk, Base::kWantsDv, Base::kTwoSided,
-      Base::kLists, Base::kHides, Base::kLoadAhead, Base::kDqRowBytes, Base::kLayout, Base::params, Base::shared,
+      Base::kLists, Base::kLooks, Base::kLoadAhead, Base::kDqRowBytes, Base::kLayout, Base::params, Base::shared,
       Base::k_shared, Base::v_shared, Base::q_shared, Base::do_shared, Base::ds_shared, Base::lse_shared,
-      Base::delta_shared, Base::described, Base::dq_full, Base::dq_empty, Base::lane_index, Base::warp_index,
-      Base::tile_list, Base::stop, Base::place_of;
+      Base::delta_shared, Base::described, Base::dq_full, Base::dq_empty, Base::infinite_keys, Base::consumer_index,
+      Base::lane_index, Base::warp_index, Base::is_kept;
 
   FA_DEVICE Functions functions(const Job& work, const Place& place, int stage) const {
     const uint32_t statistics = static_cast<uint32_t>(8 * (lane_index() % 4));
@@ -76,35 +76,17 @@ struct BackwardProducts : BackwardRows<Config> {
     scores.template differentiate<kLoadAhead>(s, dp, by_capture, whole, loaded);
   }
 
-  /// Whether a tile is known as one of which the mask function keeps all that masks in closed form leave, or with kAll
-  /// all.
-  template <bool kAll>
-  FA_DEVICE bool is_kept(const Job& work, const Place& place) const {
-    if constexpr (kLists) return place.index < ptx::ld_global_nc(tile_list(work.tile) - (kAll ? 1 : 2));
-    return false;
-  }
-
-  /// Whether masks hide keys of the tile from its rows; the mask function where it is not known to keep all.
-  FA_DEVICE bool hides_keys(const Job& work, const Place& place) const {
-    if constexpr (Variant::kMask) {
-      return !is_kept<true>(work, place);
-    } else {
-      return kernel::hides_any<Config::kCausal, Variant, kTileM, kTileN>(params, work.lengths, place.m_block * kTileM,
-                                                                         work.first_key());
+  /// Tells where a key of the warp has infinities or NaNs: then each of its scores is one, before masks. `s` is S^T of
+  /// the job's first step.
+  FA_DEVICE void tell_infinite_keys(const S& s, int round) const {
+    if constexpr (kLooks) {
+      const float zero = ptx::fma(s[0], 0.f, s[2] * 0.f);  // a score of each of the thread's two keys
+      if (ptx::vote_any(zero != 0.f)) {
+        const int warp = 4 * consumer_index() + warp_index();
+        if (lane_index() == 0) ptx::st_shared_b32(infinite_keys(warp), static_cast<uint32_t>(round + 1));
+        ptx::sync_warp();  // one lane told
+      }
     }
-  }
-
-  /// The same of the tile before `next`; true too where that is of another head.
-  FA_DEVICE bool hid_keys(const Job& work, const Place& next) const {
-    Place last = next;
-    if constexpr (kLists) {
-      if (last.index-- == 0) return true;
-    } else if constexpr (kOrdered) {
-      if (++last.m_block == stop(work)) return true;
-    } else {
-      if (last.m_block-- == work.steps.first) return true;
-    }
-    return hides_keys(work, last);
   }
 
   /// Starts S^T = K Q^T, [64, tile_m].
@@ -306,29 +288,15 @@ struct BackwardProducts : BackwardRows<Config> {
     }
   }
 
-  /// Leaves a warp's 16 rows of dQ, in the order in which they lie in registers, for the thread that adds them. `rows`:
-  /// how many of the tile count, `count`: steps taken with this one, `hides`: whether dS is 0 for keys that may be NaN.
-  FA_DEVICE void hand_over_dq(Dq& dq, [[maybe_unused]] int rows, int consumer, int count,
-                              [[maybe_unused]] bool hides) const {
+  /// Leaves a warp's 16 rows of dQ, in the order in which they lie in registers, for the warp that adds them. `rows`:
+  /// how many of the tile count, `count`: steps taken with this one.
+  FA_DEVICE void hand_over_dq(const Dq& dq, [[maybe_unused]] int rows, int consumer, int count) const {
     constexpr int kColumnGroups = kHeadDimQk / 8;
-    // Behind the wait, which ends a block of instructions anyway. With 64 rows there are no registers for that.
-    constexpr bool kHidesEarly = kHides && kTileM > 64;
     const int column_group = kDqByRows ? 0 : 8 * consumer;
     const int lane = lane_index();
     const int row_group = warp_index() + (kDqByRows ? 4 * consumer : 0);  // of the tile
     const uint32_t own = shared + kLayout.dq + row_group * kDqRowBytes + column_group * 512 + lane * 16;
     ptx::mbarrier_wait(dq_empty(), static_cast<uint32_t>(count) % 2);  // the last step's has left
-    if constexpr (kHidesEarly) {
-      if (hides && kernel::any_infinite(dq)) {
-        multiply_by_finite_keys_of(column_group, row_group, count, own);
-        FA_UNROLL
-        for (int j = 0; j < kDqColumns / 8; ++j) {
-          const kernel::Chunk chunk = ptx::ld_shared_chunk(own + j * 512);
-          FA_UNROLL
-          for (int i = 0; i < 4; ++i) dq[4 * j + i] = ptx::from_bits(chunk.word[i]);
-        }
-      }
-    }
     if (!kVarlen || 16 * row_group < rows) {
       FA_UNROLL
       for (int j = 0; j < kDqColumns / 8; ++j) {
@@ -337,19 +305,9 @@ struct BackwardProducts : BackwardRows<Config> {
                                               ptx::bits(dq[4 * j + 3])}});
       }
     }
-    if constexpr (kHides && !kHidesEarly) {
-      if (hides && kernel::any_infinite(dq)) multiply_by_finite_keys_of(column_group, row_group, count, own);
-    }
     ptx::fence_proxy_async();
     ptx::sync_warp();  // these rows are complete, for the copy engine too
     if (lane == 0) ptx::mbarrier_arrive(dq_full());
-  }
-
-  /// A warp's dQ of the step before `count` once more, into its place in shared memory.
-  FA_DEVICE void multiply_by_finite_keys_of(int column_group, int row_group, int count, uint32_t own) const {
-    const int fragments = kernel::minimum(kDqColumns / 8, kHeadDimQk / 8 - column_group);
-    multiply_by_finite_keys<T, DsTile, kTileN>(own, fragments, ds_shared((count - 1) % 2), 16 * row_group,
-                                               k_shared() + column_group / 8 * KTile::kSlabBytes, lane_index());
   }
 };
 

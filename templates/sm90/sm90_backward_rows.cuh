@@ -12,8 +12,8 @@
 #include <ptx/mbarrier.cuh>
 #include <ptx/memory.cuh>
 #include <ptx/thread.cuh>
+#include <sm90/sm90_backward_add_dq.cuh>
 #include <sm90/sm90_backward_cluster.cuh>
-#include <sm90/sm90_backward_copies.cuh>
 #include <sm90/sm90_roles.cuh>
 #include <sm90/sm90_shared_tile.cuh>
 
@@ -21,8 +21,8 @@ namespace fa::sm90 {
 
 /// Tiles that have landed, and zeros in what must not count of them.
 template <class Config>
-struct BackwardRows : BackwardCopies<Config> {
-  using Base = BackwardCopies<Config>;
+struct BackwardRows : BackwardAddDq<Config> {
+  using Base = BackwardAddDq<Config>;
   using Variant = typename Base::Variant;
   using QTile = typename Base::QTile;
   using DoTile = typename Base::DoTile;

@@ -43,6 +43,28 @@ FA_DEVICE void multiply_by_finite_keys(uint32_t target, int fragments, uint32_t 
   ptx::sync_warp();  // all lanes have read K and dS
 }
 
+/// The same for 16 rows and all columns, by a warp of few registers: an element after the other, and addresses anew.
+template <class T, class DsTile, int kTileN, int kColumns>
+FA_DEVICE void multiply_slowly_by_finite_keys(uint32_t target, uint32_t ds, uint32_t keys) {
+  using KeySlab = SwizzledTile<kTileN, kSlabColumns>;
+  FA_UNROLL_BY(1)
+  for (int i = 0; i < kColumns / 2; ++i) {  // element i % 4 of fragment i / 4
+    float sum = 0.f;
+    FA_UNROLL_BY(1)
+    for (int key = 0; key < kTileN; ++key) {
+      const int lane = ptx::lane_index();
+      const int row = lane / 4 + i / 2 % 2 * 8;
+      const uint32_t weight = ds + row * DsTile::kRowBytes + key / kSlabColumns * DsTile::kSlabBytes +
+                              ((key / 8 ^ row) % 8) * kernel::kChunkBytes + key % 8 * 2;
+      const uint32_t factor = keys + i / 32 * KeySlab::kSlabBytes + key * KeySlab::kRowBytes +
+                              ((i / 4 ^ key) % 8) * kernel::kChunkBytes + lane % 4 * 4 + i % 2 * 2;
+      const auto finite = static_cast<uint16_t>(kernel::Finite<T>()(ptx::ld_shared_b16(factor)));
+      sum = ptx::fma(kernel::to_float(T{ptx::ld_shared_b16(weight)}), kernel::to_float(T{finite}), sum);
+    }
+    ptx::st_shared_b32(target + i / 4 * 512 + i % 4 * 4, ptx::bits(sum));
+  }
+}
+
 }  // namespace fa::sm90
 
 #endif  // FA_TEMPLATES_SM90_SM90_FINITE_KEYS_CUH_

@@ -19,6 +19,8 @@ enum class NamedBarrier : int {
   // Of a backward, of all consumers.
   ds = 1,           // dS of all warpgroups is in shared memory
   clean_tiles = 2,  // products may read tiles that were cleared in part; before: none reads them
+  dq_given = 3,     // dQ of a step is given to the warp that looks at it
+  dq_clean = 4,     // and may be added
 };
 
 /// The number of a barrier, or of the first consumer's. That of another is added where it is used: as an argument of a

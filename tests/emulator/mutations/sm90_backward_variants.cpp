@@ -39,6 +39,9 @@ std::vector<Mutation> sm90_backward_variant_mutations() {
                "const int rows_end = kernel::rows_end<Variant>(params, work.lengths, key) - first_query + 1;",
                window,
                {}},
+          }),
+       in("sm90/sm90_backward_add_dq.cuh",
+          {
               {"hopper_backward_mixed_tile_taken_for_a_full_one",
                "place.index < ptx::ld_global_nc(tile_list(work.tile) - (kAll ? 1 : 2))",
                "place.index <= ptx::ld_global_nc(tile_list(work.tile) - (kAll ? 1 : 2))",
