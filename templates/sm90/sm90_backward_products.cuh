@@ -53,7 +53,7 @@ struct BackwardProducts : BackwardRows<Config> {
       Base::kLists, Base::kLooks, Base::kLoadAhead, Base::kDqRowBytes, Base::kLayout, Base::params, Base::shared,
       Base::k_shared, Base::v_shared, Base::q_shared, Base::do_shared, Base::ds_shared, Base::lse_shared,
       Base::delta_shared, Base::described, Base::dq_full, Base::dq_empty, Base::infinite_keys, Base::consumer_index,
-      Base::lane_index, Base::warp_index, Base::is_kept;
+      Base::lane_index, Base::warp_index;
 
   FA_DEVICE Functions functions(const Job& work, const Place& place, int stage) const {
     const uint32_t statistics = static_cast<uint32_t>(8 * (lane_index() % 4));
@@ -72,7 +72,7 @@ struct BackwardProducts : BackwardRows<Config> {
   FA_DEVICE void apply_functions(S& s, S& dp, typename Functions::CaptureGradients& by_capture, const Job& work,
                                  const Place& place, int stage, const typename Functions::Loaded& loaded) const {
     const Functions scores = functions(work, place, stage);
-    const bool whole = Variant::kMask ? is_kept<true>(work, place) : scores.plain();
+    const bool whole = Variant::kMask ? this->template is_kept<true>(work, place) : scores.plain();
     scores.template differentiate<kLoadAhead>(s, dp, by_capture, whole, loaded);
   }
 
@@ -165,7 +165,7 @@ struct BackwardProducts : BackwardRows<Config> {
       for (int i = 0; i < 4; ++i) s[4 * j + i] = ptx::ex2(ptx::fma(s[4 * j + i], params.scale_log2, -row[i % 2]));
     }
     if constexpr (kLists) {
-      if (!is_kept<false>(work, place)) functions(work, place, stage).hide(s);
+      if (!this->template is_kept<false>(work, place)) functions(work, place, stage).hide(s);
     }
     if constexpr (kTwoSided) {
       mask_two_sided(s, work, place.m_block, first_key);

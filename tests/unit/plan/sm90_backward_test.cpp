@@ -143,22 +143,22 @@ TEST(Sm90BackwardPlan, CountsSharedMemory) {
   const int queries = 64 * (256 + 256 + 2 * 4);
   const int ds = 2 * 64 * 128 * 2;
   int dq = 64 * 128 * 4;
-  EXPECT_EQ(shared_bytes(spec), keys + 2 * queries + ds + dq + 128);
+  EXPECT_EQ(shared_bytes(spec), keys + 2 * queries + ds + dq + 128 + 64);
   spec.d_qk = spec.d_v = 72;
   dq = 64 * 72 * 4;
-  EXPECT_EQ(shared_bytes(spec), keys + 2 * queries + ds + dq + 128);
+  EXPECT_EQ(shared_bytes(spec), keys + 2 * queries + ds + dq + 128 + 64);
   spec.stages = 3;
-  EXPECT_EQ(shared_bytes(spec), keys + 3 * queries + ds + dq + 128);
+  EXPECT_EQ(shared_bytes(spec), keys + 3 * queries + ds + dq + 128 + 64);
   spec.write_dq = false;
   EXPECT_EQ(shared_bytes(spec), keys + 3 * queries + 128);
   spec.d_v = 64;
   EXPECT_EQ(shared_bytes(spec), keys - 128 * 128 + 3 * (queries - 64 * 128) + 128);
   spec.write_dq = true;
   spec.tile_n = 64;
-  EXPECT_EQ(shared_bytes(spec), 64 * 384 + 3 * 64 * (384 + 8) + 2 * 64 * 64 * 2 + 64 * 72 * 4 + 128);
+  EXPECT_EQ(shared_bytes(spec), 64 * 384 + 3 * 64 * (384 + 8) + 2 * 64 * 64 * 2 + 64 * 72 * 4 + 128 + 64);
   // Of a packed batch two jobs, and their barriers.
   spec.varlen = true;
-  EXPECT_EQ(shared_bytes(spec), 64 * 384 + 3 * 64 * (384 + 8) + 2 * 64 * 64 * 2 + 64 * 72 * 4 + 128 + 192);
+  EXPECT_EQ(shared_bytes(spec), 64 * 384 + 3 * 64 * (384 + 8) + 2 * 64 * 64 * 2 + 64 * 72 * 4 + 128 + 192 + 64);
 }
 
 struct Refusal {
