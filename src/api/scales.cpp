@@ -89,16 +89,28 @@ std::int64_t stored_columns(const std::optional<DType>& stored, std::int64_t d) 
   return stored == DType::u4x2 ? d / 2 : d;
 }
 
+bool has_latent_rows(const AttentionConfig& config) noexcept {
+  return config.k_dtype == DType::e4m3 && !config.v_dtype && config.head_dim == kLatentColumns &&
+         config.value_in_key == kLatentValues && config.page_size > 0;
+}
+
+std::int64_t key_columns(const AttentionConfig& config) noexcept {
+  return has_latent_rows(config) ? kLatentRowBytes : stored_columns(config.k_dtype, config.head_dim);
+}
+
 TensorView check_scale(const AttentionConfig& config, const std::optional<DType>& stored, const char* name,
                        const TensorView& given, const char* of_name, const TensorView& of) {
   if (!stored) {
     if (given.defined()) throw_invalid(name, "given", fmt::format("none without AttentionConfig::{}_dtype", of_name));
     return {};
   }
+  const bool latent = has_latent_rows(config);
+  if (latent && given.defined()) throw_invalid(name, "given", "none: the scales are in the rows of 656 bytes");
   if (!rows_aligned(of)) {
     throw_invalid(of_name, fmt::format("shape {}, strides {}", shape_text(of), fmt::join(of.strides, ", ")),
                   "rows of 8-bit elements that start at multiples of 16 bytes");
   }
+  if (latent) return {};
   if (*stored == DType::u4x2) return check_pairs(config, name, given, of_name, of);
   const std::string axes =
       fmt::format("f32 [{}, {}, {}], the rows of {}", of.shape[0], of.shape[1], of.shape[2], of_name);

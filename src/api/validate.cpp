@@ -195,7 +195,7 @@ struct Axes {
         pages(k.shape[0]),
         d_qk(config.head_dim),
         d_v(d_v_of(config)),
-        stored_d_qk(stored_columns(config.k_dtype, d_qk)),
+        stored_d_qk(key_columns(config)),
         stored_d_v(stored_columns(config.v_dtype, d_v)) {
     shape.b = q.shape[0];
     shape.h_q = q.shape[1];

@@ -66,6 +66,15 @@ std::int64_t stored_columns(const std::optional<DType>& stored, std::int64_t d) 
 TensorView checked_statistic(const char* name, const AttentionConfig& config, const TensorView& given,
                              const AttentionShape& shape, bool rank3, const char* accepted = "[b, h_q, s_q]");
 
+// Latent rows (docs/mla.md): 512 codes of e4m3, 4 scales, 64 columns of bf16.
+inline constexpr int kLatentColumns = 576;
+inline constexpr int kLatentValues = 512;
+inline constexpr std::int64_t kLatentRowBytes = 656;
+bool has_latent_rows(const AttentionConfig& config) noexcept;
+
+/// Elements of a row of k, or of a cache's.
+std::int64_t key_columns(const AttentionConfig& config) noexcept;
+
 /// The scales of rows `of` (rank 4) that are stored in 8 bits, [b, h_kv, s_kv], or with offsets in 4 bits, of rank 4;
 /// undefined, and refused if it is given, where they are not. Throws fa::Error(invalid_argument).
 TensorView check_scale(const AttentionConfig& config, const std::optional<DType>& stored, const char* name,

@@ -97,7 +97,11 @@ void validate_stored(const AttentionConfig& config, const char* name, const std:
   if (config.varlen && config.page_size == 0) {
     throw_invalid("varlen", "true", fmt::format("false, or a page_size, with {}", name));
   }
-  if (config.value_in_key != 0) throw_invalid(name, to_string(*stored), "none with value_in_key");
+  if (config.value_in_key != 0) {
+    if (has_latent_rows(config)) return;
+    throw_invalid(name, to_string(*stored),
+                  "none with value_in_key, or a k_dtype of e4m3 with head_dim 576, value_in_key 512 and a page_size");
+  }
   const int granule = u4 ? group_size_of(config) : 16;
   if (d % granule != 0 || d > kMaxStoredHeadDim) {
     throw_invalid(head_dim, d, fmt::format("a multiple of {} up to {} with {}", granule, kMaxStoredHeadDim, name));

@@ -67,6 +67,8 @@ struct Problem {
 
   /// Whether q, k and v are 8-bit floats.
   bool fp8() const noexcept { return size_of(dtype) == 1; }
+  /// Whether K, whose first columns are V, is stored in latent rows (kernels/sm80_forward.hpp).
+  bool latent() const noexcept { return value_in_key && stored(); }
   /// Whether K or V alone is stored in 8 or 4 bits.
   bool stored() const noexcept { return !fp8() && (size_of(k_dtype) == 1 || size_of(v_dtype) == 1); }
   /// Whether the arithmetic of a row is a function of RowFacts alone (row_arithmetic.hpp). Of a ragged batch nothing

@@ -229,6 +229,9 @@ std::string sharing_refusal(const KernelSpec& spec) {
   if (spec.warps_n < 0 || (spec.warps_n > 2 && spec.warps_n != 4 && spec.warps_n != 8)) {
     return fmt::format("warps_n = {}: accepted are 1, 2, 4 and 8", spec.warps_n);
   }
+  if (spec.as<Sm80Forward>().k_storage == kLatentRows && !(has_groups(spec) && spec.as<Sm80Forward>().value_in_key)) {
+    return fmt::format("warps_n = {}: over latent rows groups of warps share query rows", spec.warps_n);
+  }
   if (has_groups(spec)) return group_refusal(spec);
   if (spec.as<Sm80Forward>().value_in_key) return "value_in_key = true: accepted for groups of warps that share rows";
   if (warps_n(spec) == 1) return {};
@@ -363,7 +366,7 @@ KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n,
   // With wide O the multiplications fill the gaps of the exponentials, and a branch would part the two.
   own.conditional_rescale = problem.d_v <= 128 || problem.dtype == DType::f32 || has_groups(spec);
   own.loop_bodies = fixed.number("loop_bodies", tile.loop_bodies);
-  own.k_storage = storage_of(problem.k_dtype, problem.group_size);
+  own.k_storage = problem.latent() ? kLatentRows : storage_of(problem.k_dtype, problem.group_size);
   own.v_storage = storage_of(problem.v_dtype, problem.group_size);
   return spec;
 }

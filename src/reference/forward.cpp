@@ -179,6 +179,7 @@ class Forward {
   void load_key(const TensorView& t, const TensorView& scales, std::int64_t b, std::int64_t h, std::int64_t j,
                 std::int64_t d, Acc* row) const {
     if (t.dtype == DType::u4x2) return load_u4(t, scales, b, h, j, d, row);
+    if (t.dtype == DType::e4m3 && !scales.defined() && size_of(a_.q.dtype) != 1) return load_latent(t, b, h, j, d, row);
     load_row(t, key_offset(t, b, h, j), d, row);
     if (!scales.defined()) return;
     Acc scale = 1;
@@ -196,6 +197,25 @@ class Forward {
       if (i % group == 0) load(scales, key_offset(scales, b, h, j) + 2 * (i / group), 1, 2, pair);
       row[i] = static_cast<Acc>(round_to(a_.q.dtype, pair[0] * u4_code(codes, i) + pair[1]));
     }
+  }
+
+  /// The first d columns of a latent row (docs/mla.md): 512 codes, a scale of each 128, and columns of bf16.
+  void load_latent(const TensorView& t, std::int64_t b, std::int64_t h, std::int64_t j, std::int64_t d,
+                   Acc* row) const {
+    constexpr std::int64_t kCodes = 512, kGroup = 128, kScales = kCodes / kGroup;
+    const std::int64_t offset = key_offset(t, b, h, j);
+    TensorView scales = t, rotary = t;
+    scales.data = static_cast<std::byte*>(t.data) + offset + kCodes;
+    scales.dtype = DType::f32;
+    rotary.data = static_cast<std::byte*>(scales.data) + kScales * sizeof(float);
+    rotary.dtype = DType::bf16;
+    double scale[kScales] = {};
+    load(scales, 0, 1, kScales, scale);
+    load(t, offset, 1, std::min(d, kCodes), row);
+    for (std::int64_t i = 0; i < std::min(d, kCodes); ++i) {
+      row[i] = static_cast<Acc>(round_to(a_.q.dtype, scale[i / kGroup] * static_cast<double>(row[i])));
+    }
+    if (d > kCodes) load(rotary, 0, 1, d - kCodes, row + kCodes);
   }
 
   std::int64_t key_offset(const TensorView& keys, std::int64_t b, std::int64_t h, std::int64_t j) const {

@@ -63,6 +63,11 @@ struct i8 {
   }
 };
 
+/// A byte of a latent row (sm80/sm80_latent.cuh).
+struct latent_byte {
+  uint8_t bits;
+};
+
 template <int kStorage, class T>
 struct StoredElement {
   using type = T;
@@ -74,6 +79,10 @@ struct StoredElement<1, T> {
 template <class T>
 struct StoredElement<2, T> {
   using type = i8;
+};
+template <class T>
+struct StoredElement<3, T> {
+  using type = latent_byte;
 };
 template <int kGroup, class T>
 requires(kGroup >= 32) struct StoredElement<kGroup, T> {
@@ -94,7 +103,9 @@ FA_DEVICE constexpr int value_storage_of() {
 /// What K and V are stored as: the queries' type, 8 bits and a scale a row, or 4 bits and a scale and an offset a
 /// group.
 template <class Config>
-inline constexpr bool kStoredKeys = key_storage_of<Config>() != 0;
+inline constexpr bool kLatentRows = key_storage_of<Config>() == 3;  // of which shared memory has wide ones
+template <class Config>
+inline constexpr bool kStoredKeys = key_storage_of<Config>() != 0 && !kLatentRows<Config>;
 template <class Config>
 inline constexpr bool kStoredValues = value_storage_of<Config>() != 0;
 template <class Config>

@@ -56,8 +56,11 @@ namespace fa::sm80 {
 /// With kSplitWarps, for few rows, all warps have the same rows, and each its own keys of every tile. They join what
 /// they have made of them at the end (sm80_split_warps.cuh).
 ///
-/// With kKeyStorage or kValueStorage the tiles of K or V have 8 bits an element, and each key a scale, which multiplies
-/// its column of S or of P. Or they have 4 bits, and groups of columns have a scale and an offset (sm80_u4.cuh).
+/// With latent rows (kKeyStorage = 3, sm80_latent.cuh) a tile of K, which is V too, is widened where it has landed.
+///
+/// With another kKeyStorage, or kValueStorage, the tiles of K or V have 8 bits an element, and each key a scale, which
+/// multiplies its column of S or of P. Or they have 4 bits, and groups of columns have a scale and an offset
+/// (sm80_u4.cuh).
 template <class Config>
 struct Forward : ForwardScores<Config> {
   using Base = ForwardScores<Config>;
@@ -75,12 +78,12 @@ struct Forward : ForwardScores<Config> {
   using Base::kTileM, Base::kTileN, Base::kHeadDimQk, Base::kHeadDimV, Base::kStages, Base::kEarlyV, Base::kSplitWarps,
       Base::kWarpKeys, Base::kMTiles, Base::kGroups, Base::kPairs, Base::kNTiles, Base::kOTiles, Base::kOutTiles,
       Base::kVarlen, Base::kDropout, Base::kPaged, Base::kOwnParts, Base::kPieces, Base::kStoredKeys,
-      Base::kStoredValues, Base::kU4Keys, Base::kU4Values, Base::kSplitKeys, Base::kFixedSplits, Base::kShares,
-      Base::kTwoSided, Base::kLists, Base::kKeepsFirst, Base::kQBytes, Base::params, Base::index, Base::piece,
-      Base::tile, Base::lengths, Base::rows, Base::lane, Base::warp, Base::half, Base::block_row, Base::row_count,
-      Base::shared, Base::q_shared, Base::table_row, Base::first_read, Base::k_shared, Base::v_shared, Base::load_q,
-      Base::load_k, Base::load_v, Base::pair, Base::group, Base::first_o_column, Base::tile_range, Base::kv_tile,
-      Base::mask, Base::read_fixed, Base::apply_score, Base::apply_mask, Base::drop, Base::scale_scores,
+      Base::kStoredValues, Base::kLatentRows, Base::kU4Keys, Base::kU4Values, Base::kSplitKeys, Base::kFixedSplits,
+      Base::kShares, Base::kTwoSided, Base::kLists, Base::kKeepsFirst, Base::kQBytes, Base::params, Base::index,
+      Base::piece, Base::tile, Base::lengths, Base::rows, Base::lane, Base::warp, Base::half, Base::block_row,
+      Base::row_count, Base::shared, Base::q_shared, Base::table_row, Base::first_read, Base::k_shared, Base::v_shared,
+      Base::load_q, Base::load_k, Base::load_v, Base::pair, Base::group, Base::first_o_column, Base::tile_range,
+      Base::kv_tile, Base::mask, Base::read_fixed, Base::apply_score, Base::apply_mask, Base::drop, Base::scale_scores,
       Base::softmax_scale_log2;
 
   /// A second view of the same tile: deriving it again is cheaper than keeping it in registers over the main loop.
@@ -243,6 +246,10 @@ struct Forward : ForwardScores<Config> {
     ptx::cp_async_commit();
 
     Fragment<kMTiles, kNTiles> s = {};  // [rows of the warp, keys of the warp]
+    if constexpr (kLatentRows) {
+      Base::Latent::widen(k_shared(stage), ptx::thread_index());
+      ptx::sync_threads();  // K, and V, are of the queries' type
+    }
     const uint32_t keys = k_shared(stage) + KTile::offset(half * kWarpKeys, 0);
     const auto load_a = [&](uint32_t(&a)[4], int m, int k) {
       if constexpr (Config::kQInRegisters) {

@@ -11,6 +11,7 @@
 #include <common/variant.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
+#include <sm80/sm80_latent.cuh>
 #include <sm80/sm80_mma16.cuh>
 #include <sm80/sm80_split_warps.cuh>
 #include <sm80/sm80_tf32x3.cuh>
@@ -95,6 +96,8 @@ struct ForwardTraits {
   static_assert(!kGroups || !Config::kQInRegisters, "groups keep Q in shared memory");
   static_assert(!kDropout || kWarpKeys % 16 == 0, "bits are drawn for 16 keys");
   static_assert(!kernel::kValueInKey<Config> || (kGroups && kStages > 1), "K stays until it has been V");
+  static_assert(!kernel::kLatentRows<Config> || (kernel::kValueInKey<Config> && kHeadDimQk == 576 && kHeadDimV == 512),
+                "latent rows are of one size");
   static_assert(kOutColumns % 8 == 0 && Config::kWarps % kWarpsN == 0, "warps share evenly");
   static_assert(!kSplitWarps || sizeof(T) == 2, "fp32 warps do not share rows");
   static_assert(!kPairs || Config::kWarps <= 8, "a named barrier a warp, and one a pair");
@@ -115,7 +118,9 @@ struct ForwardTraits {
 
   using QTile = SharedTile<T, kTileM, kHeadDimQk>;
   using OTile = SharedTile<T, kTileM, kHeadDimV>;
-  using KTile = SharedTile<KElement, kTileN, kernel::row_elements<KElement>(kHeadDimQk)>;
+  static constexpr bool kLatentRows = kernel::kLatentRows<Config>;
+  using WideElement = typename Either<T, KElement, kLatentRows>::type;
+  using KTile = SharedTile<WideElement, kTileN, kernel::row_elements<WideElement>(kHeadDimQk)>;
   static constexpr bool kValueInKey = kernel::kValueInKey<Config>;  // V is the first columns of K
   using VTile = typename Either<KTile, SharedTile<VElement, kTileN, kernel::row_elements<VElement>(kHeadDimV)>,
                                 kValueInKey>::type;
@@ -140,7 +145,9 @@ struct ForwardTraits {
   using QWarpTile = SharedTile<T, kWarpRows, kHeadDimQk>;
   using OWarpTile = SharedTile<T, kWarpRows, kHeadDimV>;
   using QCopy = TileCopy<QWarpTile, T, kWarpRows, kWarpsN * kWarpSize, Config::kAligned>;
-  using KCopy = TileCopy<KTile, KElement, kTileN, kThreads, Config::kAligned || kStoredKeys>;
+  using Latent = LatentTile<T, KTile, kTileN, kThreads>;
+  using LandingTile = typename Either<Latent, KTile, kLatentRows>::type;
+  using KCopy = TileCopy<LandingTile, KElement, kTileN, kThreads, Config::kAligned || kStoredKeys || kLatentRows>;
   using VCopy = TileCopy<VTile, VElement, kTileN, kThreads, Config::kAligned || kStoredValues>;
 };
 

@@ -28,6 +28,7 @@ std::vector<Mutation> all_mutations() {
                            &backward_reduce_mutations,
                            &paged_mutations,
                            &paged_copy_mutations,
+                           &latent_mutations,
                            &u4_mutations,
                            &u4_number_mutations,
                            &append_u4_mutations,

@@ -165,7 +165,7 @@ AttentionOutputs run_paged(const KernelSpec& spec, const PagedCase& c, const Pag
   tensors.q = call.query();
   tensors.k = call.pool("k", data.k);
   tensors.v = call.pool("v", data.v);
-  if (c.k_dtype) tensors.k_scale = call.pool("k_scale", data.k_scale);
+  if (c.k_dtype && !c.latent()) tensors.k_scale = call.pool("k_scale", data.k_scale);
   if (c.v_dtype) tensors.v_scale = call.pool("v_scale", data.v_scale);
   tensors.o = call.output("o", outputs.o);
   tensors.lse = call.output("lse", outputs.lse);

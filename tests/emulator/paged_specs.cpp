@@ -116,6 +116,8 @@ constexpr Shape kShapes[] = {
     {16, DType::f16, 40, 40, 32, 2, 32, 1, kPacked | kCausal | kPackGqa | kBounded},
     {64, DType::bf16, 40, 24, 32, 4, 32, 2, kPacked | kCausal | kPackGqa | kFours | kInKey | kBounded},
     {8, DType::f16, 48, 80, 32, 2, 48, 2, kCausal | kBounded, "", 0, 1, 2},
+    {16, DType::bf16, 576, 512, 16, 4, 32, 2, kCausal | kPackGqa | kFours | kInKey | kScheduled, "", 0, 3},
+    {3, DType::f16, 576, 512, 32, 4, 32, 2, kPacked | kCausal | kPackGqa | kFours | kInKey, "", 0, 3},
     {8, DType::bf16, 64, 64, 128, 12, 48, 2, kPacked | kCausal, "", 2},
     {16, DType::f16, 40, 128, 64, 8, 80, 3, kCausal | kPackGqa, "", 1},
     {24, DType::bf16, 64, 48, 192, 16, 32, 3, kPacked, "", 2},
@@ -229,7 +231,7 @@ void set_storage(const KernelSpec& spec, fa::test::PagedCase& c) {
   if (const auto* const wide = std::get_if<fa::plan::Sm90WideForward>(&spec.own)) c.value_in_key = wide->value_in_key;
   if (spec.family() != fa::plan::Family::sm80) return;
   const auto dtype_of = [&](int storage) {
-    constexpr std::optional<DType> kStored[] = {std::nullopt, DType::e4m3, DType::i8};
+    constexpr std::optional<DType> kStored[] = {std::nullopt, DType::e4m3, DType::i8, DType::e4m3};
     if (fa::plan::is_u4(storage)) c.group_size = storage;
     return fa::plan::is_u4(storage) ? std::optional(DType::u4x2) : kStored[storage];
   };
@@ -266,6 +268,11 @@ KernelSpec sm90_contiguous() {
 
 KernelSpec sm80_own_parts() {
   return to_kernel({8, DType::bf16, 64, 64, 32, 2, 32, 1, kPacked | kCausal | kOwnParts}).spec;
+}
+
+KernelSpec sm80_latent() {
+  return to_kernel({3, DType::f16, 576, 512, 32, 4, 32, 2, kPacked | kCausal | kPackGqa | kFours | kInKey, "", 0, 3})
+      .spec;
 }
 
 KernelSpec sm80_u4() {

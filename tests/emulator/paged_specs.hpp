@@ -37,6 +37,8 @@ fa::plan::KernelSpec sm80_contiguous();
 fa::plan::KernelSpec sm90_contiguous();
 /// K and V in 4 bits, two groups a row.
 fa::plan::KernelSpec sm80_u4();
+/// The same over latent rows.
+fa::plan::KernelSpec sm80_latent();
 /// Of the Hopper forward for wide heads, whose V is in K.
 fa::plan::KernelSpec sm90_wide_scheduled();
 

@@ -53,6 +53,32 @@ TEST_F(Mla, PackedPrefillsAndDecodesMatchFloat64) {
   }
 }
 
+/// Latent rows: 512 codes of e4m3, their scales and columns of bf16, in one row of 656 bytes.
+TEST_F(Mla, LatentRowsMatchFloat64OfWhatTheyStandFor) {
+  for (const std::int64_t heads : {16, 32, 128}) {
+    for (const std::int32_t rows : {1, 2, 8}) {
+      for (const std::int64_t page_size : {1, 24, 64}) {
+        PagedCase c = latent(heads, heads == 32 ? DType::f16 : DType::bf16);
+        c.k_dtype = DType::e4m3;
+        c.page_size = page_size;
+        c.bounded = rows == 2;
+        c.rows = {rows, rows, rows, rows};
+        c.keys = {1500, 64, rows, 701};
+        run(c);
+      }
+    }
+  }
+  PagedCase c = latent(16);
+  c.k_dtype = DType::e4m3;
+  c.packed = true;
+  c.rows = {200, 1, 0, 3, 65};
+  c.keys = {200, 900, 40, 3, 333};
+  c.begin = {0, 77, 0, 1, 300};
+  c.variant.config.window_left = 100;
+  c.variant.config.sink = true;
+  run(c);
+}
+
 TEST_F(Mla, WindowsAndSinksMatchFloat64) {
   PagedCase c = latent(16);
   c.variant.config.window_left = 100;

@@ -62,7 +62,7 @@ class DevicePaged {
     if (in.cache.block_table.defined()) in.cache.block_table.data = table.data();
     in.cache.batch_index = ints(batch_index);
     in.cache.seq_begin = ints(begin);
-    if (problem.k_dtype) in.k_scale = k_scale.const_view();
+    if (problem.k_dtype && !problem.latent()) in.k_scale = k_scale.const_view();
     if (problem.v_dtype) in.v_scale = v_scale.const_view();
     return in;
   }
@@ -74,7 +74,7 @@ class DevicePaged {
     host = data;
     k.buffer.write(data.k.bytes());
     v.buffer.write(data.v.bytes());
-    if (c.k_dtype) k_scale.buffer.write(data.k_scale.bytes());
+    if (c.k_dtype && !c.latent()) k_scale.buffer.write(data.k_scale.bytes());
     if (c.v_dtype) v_scale.buffer.write(data.v_scale.bytes());
     used_kv.write(bytes_of(data.used_kv));
     table.write(bytes_of(data.table));

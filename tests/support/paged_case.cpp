@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <ostream>
@@ -108,6 +109,43 @@ HostTensor store_u4(HostTensor& pool, int group, Layout layout) {
   }
   pool = std::move(stored);
   return scales;
+}
+
+/// Stores a pool in latent rows: 512 codes, a scale of each 128, and 64 columns of bf16. What rows of the pool's type
+/// stand for.
+HostTensor store_latent(HostTensor& pool, Layout layout) {
+  constexpr std::int64_t kCodes = 512, kGroup = 128, kRotary = 64, kBytes = 656;
+  const TensorView view = pool.view();
+  HostTensor stored(DType::e4m3, view.shape[0], view.shape[1], view.shape[2], kBytes, layout);
+  HostTensor wide(view.dtype, view.shape[0], view.shape[1], view.shape[2], view.shape[3], layout);
+  HostTensor rotary(DType::bf16, 1, 1, 1, kRotary, Layout::bhsd);
+  for (std::int64_t page = 0; page < view.shape[0]; ++page) {
+    for (std::int64_t h = 0; h < view.shape[1]; ++h) {
+      for (std::int64_t row = 0; row < view.shape[2]; ++row) {
+        const TensorView rows = stored.view();
+        auto* const bytes = static_cast<std::byte*>(rows.data) + reference::row_offset(rows, page, h, row);
+        for (std::int64_t first = 0; first < kCodes; first += kGroup) {
+          double greatest = 0;
+          for (std::int64_t d = first; d < first + kGroup; ++d) {
+            greatest = std::max(greatest, std::abs(pool.at(page, h, row, d)));
+          }
+          const auto scale = static_cast<float>(greatest / 448);
+          std::memcpy(bytes + kCodes + first / kGroup * 4, &scale, sizeof scale);
+          for (std::int64_t d = first; d < first + kGroup; ++d) {
+            stored.set(page, h, row, d, scale == 0 ? 0 : pool.at(page, h, row, d) / double{scale});
+            wide.set(page, h, row, d, stored.at(page, h, row, d) * double{scale});
+          }
+        }
+        for (std::int64_t i = 0; i < kRotary; ++i) {
+          rotary.set(0, 0, 0, i, pool.at(page, h, row, kCodes + i));
+          wide.set(page, h, row, kCodes + i, rotary.at(0, 0, 0, i));
+        }
+        std::memcpy(bytes + kCodes + kCodes / kGroup * 4, rotary.bytes().data(), rotary.bytes().size());
+      }
+    }
+  }
+  pool = std::move(stored);
+  return wide;
 }
 
 HostTensor store_as(HostTensor& pool, DType dtype, int group, Layout layout) {
@@ -288,17 +326,21 @@ PagedData make_data(const PagedCase& c) {
   AttentionInputs pool = make_inputs(of_pool);
   data.k = std::move(pool.k);
   data.v = std::move(pool.v);
-  if (c.k_dtype) data.k_scale = store_as(data.k, *c.k_dtype, c.group_size, of_pool.layout);
+  if (c.latent()) {
+    data.wide_k = store_latent(data.k, of_pool.layout);
+  } else if (c.k_dtype) {
+    data.k_scale = store_as(data.k, *c.k_dtype, c.group_size, of_pool.layout);
+  }
   if (c.v_dtype) data.v_scale = store_as(data.v, *c.v_dtype, c.group_size, of_pool.layout);
   for (std::size_t i = 0; i < data.needed.size(); ++i) {
     if (data.needed[i]) continue;
     const auto row = static_cast<std::int64_t>(i);
     set_nan(data.k, row / data.page_rows, row % data.page_rows);
     set_nan(data.v, row / data.page_rows, row % data.page_rows);
-    if (c.k_dtype) set_nan(data.k_scale, row / data.page_rows, row % data.page_rows);
+    if (c.k_dtype && !c.latent()) set_nan(data.k_scale, row / data.page_rows, row % data.page_rows);
     if (c.v_dtype) set_nan(data.v_scale, row / data.page_rows, row % data.page_rows);
   }
-  if (c.value_in_key) copy_columns(data.k, data.v);
+  if (c.value_in_key) copy_columns(c.latent() ? data.wide_k : data.k, data.v);
   return data;
 }
 
@@ -324,7 +366,7 @@ AttentionOutputs reference_f64(const PagedCase& c, const PagedData& data) {
   std::vector<expression::CapturedView> views;
   reference::ForwardArgs args;
   args.q = data.q.view();
-  args.k = data.k.view();
+  args.k = c.latent() ? data.wide_k.view() : data.k.view();
   args.v = data.v.view();
   args.k_scale = data.k_scales();
   args.v_scale = data.v_scales();

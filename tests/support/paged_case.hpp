@@ -26,9 +26,11 @@ struct PagedCase {
   bool indexed = false;       ///< table rows are in another order, by batch_index
   bool bounded = false;       ///< max_s_q and max_s_kv are given
   bool value_in_key = false;  ///< V is the first d_v columns of K
-  std::optional<DType> k_dtype = std::nullopt;  ///< what the pool of K is stored as
+  std::optional<DType> k_dtype = std::nullopt;  ///< what the pool of K is stored as; with value_in_key latent rows
   std::optional<DType> v_dtype = std::nullopt;
   int group_size = 0;  ///< of u4x2
+  /// Whether the pool has latent rows.
+  bool latent() const { return value_in_key && k_dtype.has_value(); }
   std::int64_t b() const { return static_cast<std::int64_t>(keys.size()); }
 };
 void PrintTo(const PagedCase& c, std::ostream* out);
@@ -45,6 +47,7 @@ VariantCase variant_of(const PagedCase& c);
 struct PagedData {
   HostTensor q;                 ///< [b, h_q, s_q, d_qk], or [1, h_q, total_q, d_qk]
   HostTensor k, v;              ///< [pages, h_kv, page_size, d], or a contiguous cache [rows, h_kv, s_max, d]
+  HostTensor wide_k;            ///< of latent rows: the numbers that they stand for, rounded to q's dtype
   HostTensor k_scale, v_scale;  ///< [pages, h_kv, page_size], of 4 bits [.., 2 * groups]
   std::vector<std::int32_t> cu_q, used_kv, begin, batch_index;  ///< not given where empty
   std::vector<std::int32_t> table;                              ///< [rows, max_pages]

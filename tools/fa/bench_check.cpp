@@ -211,7 +211,7 @@ double BenchTensors::check_forward() const {
   const auto scales = [&](const std::optional<DType>& stored, const float* scale) {
     return *stored == DType::u4x2 ? one_pair(problem_.dtype, &pair) : one_scale(scale);
   };
-  if (problem_.k_dtype) args.k_scale = scales(problem_.k_dtype, &k_scale);
+  if (problem_.k_dtype && !problem_.latent()) args.k_scale = scales(problem_.k_dtype, &k_scale);
   if (problem_.v_dtype) args.v_scale = scales(problem_.v_dtype, &v_scale);
   args.dropout = mask(problem_, 1, first, 0);
   args.o = TensorView(expected.data(), DType::f64, {1, 1, result.shape[2], result.shape[3]});

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <numeric>
 #include <random>
@@ -226,6 +227,7 @@ double BenchProblem::bytes() const {
   double keys = 0, rows = 0;
   for (const std::int64_t length : lengths_kv()) keys += static_cast<double>(length * shape.h_kv);
   for (const std::int64_t length : lengths_q()) rows += static_cast<double>(length * shape.h_q);
+  if (latent()) return keys * key_columns() + rows * (d_qk * element({}) + d_v * element(o_dtype()));
   return keys * (d_qk * element(k_dtype) + (value_in_key ? 0 : d_v * element(v_dtype)) + scales) +
          rows * (d_qk * element({}) + d_v * element(o_dtype()));
 }
@@ -255,6 +257,23 @@ std::vector<std::byte> normal_block(DType dtype, std::uint64_t seed) {
   return block;
 }
 
+std::vector<std::byte> latent_rows(std::uint64_t seed) {
+  constexpr std::size_t kRows = 64, kCodes = 512, kScales = 4, kRotary = 64, kRow = api::kLatentRowBytes;
+  static_assert(kCodes + kScales * sizeof(float) + 2 * kRotary == kRow);
+  std::mt19937_64 generator(seed);
+  std::normal_distribution<double> normal;
+  std::vector<std::byte> block(kRows * kRow);
+  for (std::size_t row = 0; row < kRows; ++row) {
+    std::byte* const begin = block.data() + row * kRow;
+    const float one = 1;
+    for (std::size_t i = 0; i < kCodes; ++i) store_element(begin, DType::e4m3, i, normal(generator));
+    for (std::size_t i = 0; i < kScales; ++i) std::memcpy(begin + kCodes + i * sizeof one, &one, sizeof one);
+    std::byte* const rotary = begin + kCodes + kScales * sizeof one;
+    for (std::size_t i = 0; i < kRotary; ++i) store_element(rotary, DType::bf16, i, normal(generator));
+  }
+  return block;
+}
+
 float scale_of_block(DType dtype) {
   return dtype == DType::i8 ? 1.F / 32 : 1.F;
 }
@@ -268,11 +287,13 @@ BenchTensors::BenchTensors(const BenchProblem& problem, int sets)
       dsink_(problem.op == Operation::backward ? device_sink_.size() : 0),
       q_(static_cast<std::size_t>(sets) * q_rows(problem) * row_bytes(problem, problem.shape.h_q, problem.d_qk)),
       k_(static_cast<std::size_t>(sets) * kv_rows(problem) *
-         row_bytes(problem, problem.shape.h_kv, problem.d_qk, problem.k_dtype)),
+         row_bytes(problem, problem.shape.h_kv, problem.key_columns(), problem.k_dtype)),
       v_(static_cast<std::size_t>(sets) * kv_rows(problem) *
          row_bytes(problem, problem.shape.h_kv, problem.d_v, problem.v_dtype)),
-      k_scale_(static_cast<std::size_t>(sets) *
-               (problem.key_scales ? key_scale_bytes(problem) : scale_bytes(problem, problem.k_dtype, problem.d_qk))),
+      k_scale_(static_cast<std::size_t>(sets) * (problem.latent() ? 0
+                                                 : problem.key_scales
+                                                     ? key_scale_bytes(problem)
+                                                     : scale_bytes(problem, problem.k_dtype, problem.d_qk))),
       v_scale_(static_cast<std::size_t>(sets) *
                (problem.value_scales ? key_scale_bytes(problem) : scale_bytes(problem, problem.v_dtype, problem.d_v))),
       o_(static_cast<std::size_t>(sets) * q_rows(problem) *
@@ -299,11 +320,12 @@ BenchTensors::BenchTensors(const BenchProblem& problem, int sets)
   for (const auto& [buffer, dtype] :
        {std::pair{&q_, problem.dtype}, std::pair{&k_, problem.k_dtype.value_or(problem.dtype)},
         std::pair{&v_, problem.v_dtype.value_or(problem.dtype)}, std::pair{&dout_, problem.dtype}}) {
-    const std::vector<std::byte> block = normal_block(dtype, seed++);
+    const bool rows = buffer == &k_ && problem.latent();
+    const std::vector<std::byte> block = rows ? latent_rows(seed++) : normal_block(dtype, seed++);
     buffer->tile(block.data(), block.size());
   }
   for (const auto& [buffer, stored] : {std::pair{&k_scale_, problem.k_dtype}, std::pair{&v_scale_, problem.v_dtype}}) {
-    if (!stored) continue;
+    if (!stored || problem.latent()) continue;
     if (*stored == DType::u4x2) {
       std::array<std::byte, 4> pair{};
       for (std::size_t i = 0; i < 2; ++i) store_element(pair.data(), problem.dtype, i, kPairOfBlock[i]);
@@ -461,7 +483,7 @@ TensorView BenchTensors::view(const DeviceBuffer& buffer, int set, std::int64_t 
 ForwardInputs BenchTensors::inputs(int set) const {
   const AttentionShape& shape = problem_.shape;
   ForwardInputs result{view(q_, set, shape.h_q, problem_.packed.varlen ? shape.total_q : shape.s_q, problem_.d_qk),
-                       keys_view(k_, set, problem_.d_qk, problem_.k_dtype),
+                       keys_view(k_, set, problem_.key_columns(), problem_.k_dtype),
                        keys_view(v_, set, problem_.d_v, problem_.v_dtype),
                        captures(false),
                        of_heads(device_sink_),
@@ -470,7 +492,7 @@ ForwardInputs BenchTensors::inputs(int set) const {
   result.place = problem_.place;
   result.max_multiprocessors = problem_.max_multiprocessors;
   if (problem_.value_in_key) result.v = TensorView();
-  result.k_scale = scales_view(k_scale_, set, result.k);
+  if (!problem_.latent()) result.k_scale = scales_view(k_scale_, set, result.k);
   result.v_scale = scales_view(v_scale_, set, result.v);
   if (problem_.page_size > 0) {
     const std::int64_t width = static_cast<std::int64_t>(table_.size()) / shape.b;

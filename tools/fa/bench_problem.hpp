@@ -11,6 +11,7 @@
 
 #include <fa/attention.hpp>
 
+#include "api/validate.hpp"
 #include "api/variants.hpp"
 #include "gpu.hpp"
 #include "options.hpp"
@@ -85,6 +86,10 @@ struct BenchProblem {
   /// Rows and keys of each batch entry, sequence or request.
   std::vector<std::int64_t> lengths_q() const;
   std::vector<std::int64_t> lengths_kv() const;
+  /// Whether K is stored in latent rows, which have their scales.
+  bool latent() const { return value_in_key && k_dtype.has_value(); }
+  /// Elements of a row of k in memory, but of 4 bits.
+  int key_columns() const { return latent() ? static_cast<int>(api::kLatentRowBytes) : d_qk; }
   std::int64_t pages() const;  ///< of all requests
   /// Of K, V, Q and O, without what pages leave empty.
   double bytes() const;
@@ -97,6 +102,8 @@ std::vector<std::int32_t> uniform_lengths(std::int64_t b, std::int64_t longest);
 /// that is tiled with it are equal.
 std::vector<std::byte> normal_block(DType dtype, std::uint64_t seed);
 
+/// Latent rows of standard normal numbers.
+std::vector<std::byte> latent_rows(std::uint64_t seed);
 /// What elements of normal_block are times of: 1 but for i8.
 float scale_of_block(DType dtype);
 /// What a code of u4x2 stands for there: scale and offset.

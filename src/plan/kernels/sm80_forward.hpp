@@ -12,13 +12,15 @@ struct Kernel;
 constexpr int storage_of(DType dtype, int group_size) noexcept {
   return dtype == DType::e4m3 ? 1 : dtype == DType::i8 ? 2 : dtype == DType::u4x2 ? group_size : 0;
 }
+/// Latent rows: codes of e4m3, their scales, and columns of bf16 (templates/sm80/sm80_latent.cuh).
+inline constexpr int kLatentRows = 3;
 /// Whether a number of storage_of is one of 4 bits.
 constexpr bool is_u4(int storage) noexcept {
   return storage >= 32;
 }
 /// Bytes of a row of `columns` numbers of `element` bytes where they are not stored, and of its scales.
 constexpr int stored_row_bytes(int storage, int columns, int element) noexcept {
-  return is_u4(storage) ? columns / 2 : columns * (storage != 0 ? 1 : element);
+  return is_u4(storage) ? columns / 2 : columns * (storage != 0 && storage != kLatentRows ? 1 : element);
 }
 constexpr int stored_scale_bytes(int storage, int columns) noexcept {
   return is_u4(storage) ? columns / storage * 4 : 4;
@@ -38,7 +40,8 @@ struct Sm80Forward {
   int k_storage = 0;          ///< what K is stored as: storage_of its dtype
   int v_storage = 0;          ///< likewise V
 
-  bool stored() const noexcept { return k_storage != 0 || v_storage != 0; }
+  /// Whether tiles in shared memory are of what K, or V, is stored as.
+  bool stored() const noexcept { return (k_storage != 0 && k_storage != kLatentRows) || v_storage != 0; }
 
   static const Kernel& kernel() noexcept;
   friend bool operator==(const Sm80Forward&, const Sm80Forward&) = default;

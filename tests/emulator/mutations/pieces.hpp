@@ -31,6 +31,7 @@ std::vector<Mutation> backward_convert_mutations();
 std::vector<Mutation> backward_reduce_mutations();
 std::vector<Mutation> paged_mutations();
 std::vector<Mutation> paged_copy_mutations();
+std::vector<Mutation> latent_mutations();
 std::vector<Mutation> u4_mutations();
 std::vector<Mutation> u4_number_mutations();
 std::vector<Mutation> append_u4_mutations();

@@ -1,10 +1,47 @@
 // Mistakes in what reads and writes caches of 4 bits.
 
+#include <utility>
+
 #include "emulator/mutations/pieces.hpp"
 #include "emulator/mutations/subjects.hpp"
 #include "emulator/paged_specs.hpp"
 
 namespace emulator {
+
+std::vector<Mutation> latent_mutations() {
+  using enum FaultKind;
+  std::vector<Mutation> list =
+      in("sm80/sm80_latent.cuh",
+         {
+             {"latent_rows_widened_before_all_lanes_read", "ptx::sync_warp();", "", sm80_latent(), {shared_race}},
+             {"latent_scale_of_another_group",
+              "16 * lane / kGroup * 4",
+              "(16 * lane / kGroup + 1) % 4 * 4",
+              sm80_latent(),
+              {}},
+             {"latent_codes_in_another_order",
+              "i % 2 == 0 ? e4m3::pair<T, Bytes::first>(word) : e4m3::pair<T, Bytes::last>(word)",
+              "e4m3::pair<T, Bytes::first>(word)",
+              sm80_latent(),
+              {}},
+             {"latent_rotary_from_the_scales",
+              "ptx::ld_shared_b32(from + kRotary + 4 * lane)",
+              "ptx::ld_shared_b32(from + kCodes + 4 * lane)",
+              sm80_latent(),
+              {}},
+         });
+  for (Mutation& mutation :
+       in("sm80/sm80_forward.cuh", {
+                                       {"latent_rows_read_before_they_are_wide",
+                                        "ptx::sync_threads();  // K, and V, are of the queries' type",
+                                        "",
+                                        sm80_latent(),
+                                        {shared_race}},
+                                   })) {
+    list.push_back(std::move(mutation));
+  }
+  return list;
+}
 
 std::vector<Mutation> u4_mutations() {
   return in(
