@@ -49,6 +49,7 @@ void check_served(const AttentionConfig& config) {
   const std::string kNone = "with context parallelism";
   if (config.page_size != 0) throw_unsupported("page_size", std::to_string(config.page_size), "0 " + kNone);
   if (config.accumulate) throw_unsupported("accumulate", "true", "false " + kNone);
+  if (config.statistics.any()) throw_unsupported("statistics", "given", "none " + kNone);
   if (config.value_in_key > 0) throw_unsupported("value_in_key", std::to_string(config.value_in_key), "0 " + kNone);
   if (config.k_dtype || config.v_dtype) {
     throw_unsupported(config.k_dtype ? "k_dtype" : "v_dtype", "given", "none " + kNone);

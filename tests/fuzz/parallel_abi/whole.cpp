@@ -268,7 +268,8 @@ bool Whole::compute(const Setup& setup, bool backward) {
   inputs.sink = config.sink != 0 ? &tensors[kSink] : nullptr;
   inputs.sequences = setup.packed() ? &sequences : nullptr;
   inputs.dropout = config.dropout > 0 ? &setup.dropout : nullptr;
-  const fa_forward_outputs outputs{sizeof(fa_forward_outputs), 0, &tensors[kO], &tensors[kLse]};
+  const fa_forward_outputs outputs{
+      sizeof(fa_forward_outputs), 0, &tensors[kO], &tensors[kLse], nullptr, nullptr, nullptr};
   if (fa_forward(attention.get(), &inputs, &outputs, nullptr, nullptr) != FA_OK) return false;
   if (!backward) return true;
   fa_backward_inputs given{};
