@@ -39,6 +39,24 @@ std::string read_file(const std::filesystem::path& path, std::string_view argume
   return text.str();
 }
 
+/// Lines as they are embedded (cmake/embed_templates_script.cmake), so that the same templates have the same digest:
+/// without indentation, and empty where they hold a comment alone. The first is a guard.
+std::string embedded_form(std::string_view text) {
+  std::string form;
+  form.reserve(text.size());
+  bool first = true;
+  while (!text.empty()) {
+    const std::size_t size = std::min(text.find('\n'), text.size() - 1) + 1;
+    std::string_view line = text.substr(0, size);
+    text.remove_prefix(size);
+    if (!first) line.remove_prefix(std::min(line.find_first_not_of(' '), line.size()));
+    if (!first && line.starts_with("//")) line = line.ends_with('\n') ? "\n" : "";
+    form += line;
+    first = false;
+  }
+  return form;
+}
+
 std::vector<Header> read_directory(const std::filesystem::path& root, std::string_view argument) {
   std::vector<Header> headers;
   std::error_code error;
@@ -49,7 +67,8 @@ std::vector<Header> read_directory(const std::filesystem::path& root, std::strin
     if (!it->is_regular_file(ignored)) {
       throw_io(argument, it->path(), fmt::format(": {} is not a regular file", it->path().string()));
     }
-    headers.push_back({it->path().lexically_relative(root).generic_string(), read_file(it->path(), argument)});
+    headers.push_back(
+        {it->path().lexically_relative(root).generic_string(), embedded_form(read_file(it->path(), argument))});
   }
   if (error || headers.empty()) {
     throw_io(argument, root,

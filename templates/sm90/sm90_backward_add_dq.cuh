@@ -133,6 +133,7 @@ struct BackwardAddDq : BackwardCopies<Config> {
     return ptx::vote_any(says);
   }
   FA_DEVICE void release_keys() const {
+    ptx::sync_warp();  // all lanes have read what consumers told
     if (lane_index() == 0) ptx::mbarrier_arrive(k_empty());
   }
 

@@ -187,9 +187,9 @@ TEST(Sm90BackwardCompile, MoreThanPlainAttention) {
           SCOPED_TRACE(canonical(spec));
           const compile::Cubin cubin = compile::compile(render::render(spec), spec.arch);
           EXPECT_EQ(cubin.log.find("wgmma"), std::string::npos) << cubin.log;
-          // Loads of a mask function stay behind their guards, which costs four registers more than there are.
+          // Loads of a mask function stay behind their guards, which costs eight registers more than there are.
           const bool guards = d == 128 && causal && !what.variants.mask.empty();
-          clean = cubin.facts.local_bytes <= (guards ? 16 : 0);
+          clean = cubin.facts.local_bytes <= (guards ? 32 : 0);
         }
         EXPECT_TRUE(clean) << "every kernel spills: d " << d << canonical(what.variants);
       }

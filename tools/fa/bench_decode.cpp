@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <numeric>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,13 +59,21 @@ class Race {
   std::vector<double> us_[2];
 };
 
-std::array<ReadKernel::Region, 4> regions_of(const BenchTensors& tensors, int set) {
+/// As many bytes of each tensor as a call reads: of a contiguous cache those of its requests' keys.
+std::array<ReadKernel::Region, 4> regions_of(const BenchProblem& problem, const BenchTensors& tensors, int set) {
   const ForwardInputs in = tensors.inputs(set);
   const ForwardOutputs out = tensors.outputs(set);
   const auto region = [&](const TensorView& view) {
     return ReadKernel::Region{view.data, static_cast<std::size_t>(view.elements()) * size_of(view.dtype)};
   };
-  return {region(in.k), region(in.v), region(in.q), region(out.o)};
+  std::array<ReadKernel::Region, 4> regions = {region(in.k), region(in.v), region(in.q), region(out.o)};
+  if (problem.page_size == kContiguous) {
+    const std::vector<std::int64_t> lengths = problem.lengths_kv();
+    const auto used = static_cast<std::size_t>(std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}));
+    const auto there = static_cast<std::size_t>(in.k.shape[0] * in.k.shape[2]);  // rows of a head
+    for (ReadKernel::Region& keys : std::span(regions).first(2)) keys.bytes = keys.bytes / there * used;
+  }
+  return regions;
 }
 
 /// Calls of a graph: what fits in a round.
@@ -98,7 +108,7 @@ Result measure(const Gpu& gpu, const ReadKernel& read, const BenchProblem& probl
     inputs.schedule = schedule;
     attention.forward(inputs, tensors.outputs(set), gpu.stream(), workspace);
   };
-  const auto read_set = [&](int set) { read.launch(regions_of(tensors, set), gpu.stream()); };
+  const auto read_set = [&](int set) { read.launch(regions_of(problem, tensors, set), gpu.stream()); };
   forward(0);
   gpu.synchronize();
   result.error = tensors.check();

@@ -36,7 +36,7 @@ std::vector<Mutation> latent_mutations() {
                                         "ptx::sync_threads();  // K, and V, are of the queries' type",
                                         "",
                                         sm80_latent(),
-                                        {shared_race}},
+                                        {shared_race, shared_uninitialised}},
                                    })) {
     list.push_back(std::move(mutation));
   }

@@ -287,8 +287,10 @@ TEST(CliBench, DecodesAreAGridOverBatchesLengthsAndPages) {
 TEST(CliBench, RequestsHaveLengths) {
   const std::string decode = "bench --op decode --dry-run --page-size 0,16 --lengths ";
   EXPECT_EQ(run(decode + "'40,7*2'").output,
-            "decode bf16 b=3 h_q=32 h_kv=8 s_q=1 s_kv=40 d_qk=128 d_v=128 varlen lengths=40,7,7\n"
+            "decode bf16 b=3 h_q=32 h_kv=8 s_q=1 s_kv=40 d_qk=128 d_v=128 page_size=-1 lengths=40,7,7\n"
             "decode bf16 b=3 h_q=32 h_kv=8 s_q=1 s_kv=40 d_qk=128 d_v=128 page_size=16 lengths=40,7,7\n");
+  // A cache of the longest request's rows would take 69 GB.
+  EXPECT_NE(run(decode + "'131072,512*127'").output.find("varlen lengths=131072"), std::string::npos);
   const auto drawn = [&](const std::string& law) {
     const Result result = run(decode + law + " --batch 500 --json");
     EXPECT_EQ(result.status, 0) << result.output;

@@ -33,6 +33,6 @@ struct Config {
   static constexpr bool kSplit = false;
 };
 static_assert(fa::sm90::Backward<Config>::kThreads == 384);
-static_assert(fa::sm90::Backward<Config>::kSharedBytes == 197760);
+static_assert(fa::sm90::Backward<Config>::kSharedBytes == 197824);
 
 FA_KERNEL(fa_sm90_backward, fa::kernel::Sm90BackwardParams, 384, 1) { fa::sm90::backward<Config>(params); }

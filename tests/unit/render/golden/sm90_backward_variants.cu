@@ -88,6 +88,6 @@ struct Config {
   static constexpr bool kDropout = true;
 };
 static_assert(fa::sm90::Backward<Config>::kThreads == 384);
-static_assert(fa::sm90::Backward<Config>::kSharedBytes == 197952);
+static_assert(fa::sm90::Backward<Config>::kSharedBytes == 198016);
 
 FA_KERNEL(fa_sm90_backward, fa::kernel::Sm90BackwardVariantParams, 384, 1) { fa::sm90::backward<Config>(params); }
