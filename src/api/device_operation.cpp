@@ -69,7 +69,8 @@ void DeviceOperation<Op>::run(const AttentionShape& shape, const typename Op::Te
   const bool is_above = wanted.bounded && shard.max_multiprocessors > all;
   wanted.bounded = wanted.bounded && !is_above;
   // The copy engine brings no page whose first rows do not count.
-  wanted.tensor_maps = Op::describable(tensors, config_.varlen, config_.page_size != 0) && packed.paged.begin == nullptr;
+  wanted.tensor_maps =
+      Op::describable(tensors, config_.varlen, config_.page_size != 0) && packed.paged.begin == nullptr;
   wanted.given_schedule = takes_schedule(wanted, schedule);
   if constexpr (Op::kOperation == Operation::forward) plan::check_invariant(wanted);
   const Choice choice = Op::choose(wanted, fixed());

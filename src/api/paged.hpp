@@ -18,8 +18,8 @@ void validate_pages(const AttentionConfig& config);
 void set_paged(const AttentionConfig& config, const PagedCache& cache, std::int64_t rows, PackedSequences& sequences,
                AttentionShape& shape);
 
-/// The lengths and tables of a call over a KV cache of so many pages, or rows, in memory of the host: throws fa::Error(invalid_argument) naming the
-/// first that does not fit.
+/// The lengths and tables of a call over a KV cache of so many pages, or rows, in memory of the host: throws
+/// fa::Error(invalid_argument) naming the first that does not fit.
 void check_requests(const AttentionConfig& config, const PackedSequences& sequences, const PagedCache& cache,
                     const AttentionShape& shape, std::int64_t pages);
 

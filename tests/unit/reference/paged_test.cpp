@@ -78,7 +78,8 @@ class Row {
  private:
   double of(const HostTensor& pool, std::int64_t key, std::int64_t d) const {
     const std::int64_t table_row = data_.batch_index.empty() ? static_cast<std::int64_t>(i_) : data_.batch_index[i_];
-    const std::int32_t page = data_.table[static_cast<std::size_t>(table_row * data_.max_pages + key / data_.page_rows)];
+    const std::int32_t page =
+        data_.table[static_cast<std::size_t>(table_row * data_.max_pages + key / data_.page_rows)];
     return pool.at(page, h_ / (c_.attention.h_q / c_.attention.h_kv), key % data_.page_rows, d);
   }
   double score(std::int64_t key) const {
