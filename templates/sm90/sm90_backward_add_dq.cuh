@@ -41,14 +41,14 @@ struct BackwardAddDq : BackwardCopies<Config> {
     for (int round = 0; has_job(round); ++round) {
       const Job work = job_for_copies(round);
       if (work.has_steps()) {
-        const int end_in_front = kOrdered ? end_of_tile_in_front(work, round) : 0;
         Place at = place_of(work);
         [[maybe_unused]] bool infinite = false;  // a key has an infinity or a NaN
         [[maybe_unused]] bool first = true;
         FA_UNROLL_BY(1)
         for (int left = work.steps.end - work.steps.begin; left != 0; --left) {
           if constexpr (kOrdered) {  // beside the products
-            if (adds() && at.m_block * kTileM < end_in_front) ptx::await_global(turn_of(at), work.tile.block);
+            if (adds() && at.m_block * kTileM < end_of_tile_in_front(work, round))
+              ptx::await_global(turn_of(at), work.tile.block);
           }
           ptx::mbarrier_wait(dq_full(), static_cast<uint32_t>(count) % 2);
           if constexpr (kLooks) {
@@ -58,6 +58,7 @@ struct BackwardAddDq : BackwardCopies<Config> {
             first = false;
           }
           if (adds()) add_tile(work, at);
+          if constexpr (kLooks) ptx::sync_warp();  // one lane added: no other waits for a phase that has passed
           ++count;
           advance(at, work);
         }
@@ -139,7 +140,9 @@ struct BackwardAddDq : BackwardCopies<Config> {
 
   /// Where masks hide keys of the tile. `count`: steps before this one.
   FA_DEVICE void have_looked_at(const Job& work, const Place& at, int count) const {
-    if (!hides_keys(work, at)) return;
+    constexpr bool kAsks =
+        !(kOrdered && Variant::kChunked);  // there are no registers for that: all tiles are looked at
+    if (kAsks && !hides_keys(work, at)) return;
     give(static_cast<uint32_t>(rows_of(work, at)) * 2 + static_cast<uint32_t>(count) % 2);
     ptx::barrier_sync(first_of(NamedBarrier::dq_clean), 2 * kWarpSize);
   }

@@ -11,10 +11,6 @@ std::vector<Mutation> sm90_backward_mutations() {
   const KernelSpec alone = changed(hopper, [](KernelSpec& spec) { spec.without_dk = spec.without_dv = true; });
   const KernelSpec narrow = changed(hopper, [](KernelSpec& spec) { spec.d_qk = 64; });
   const KernelSpec causal = changed(hopper, [](KernelSpec& spec) { spec.causal = true; });
-  const KernelSpec causal_128_rows = changed(causal, [](KernelSpec& spec) {
-    spec.d_qk = 64;
-    spec.tile_m = 128;
-  });
   const KernelSpec ordered =
       changed(hopper, [](KernelSpec& spec) { spec.as<fa::plan::Sm90Backward>().ordered_dq = true; });
   using enum FaultKind;
@@ -242,8 +238,8 @@ std::vector<Mutation> sm90_backward_mutations() {
                ordered,
                {too_early}},
               {"hopper_backward_dq_out_of_turn",
-               "if (adds() && at.m_block * kTileM < end_in_front) ptx::await_global(turn_of(at), work.tile.block);",
-               "static_cast<void>(end_in_front);",
+               "ptx::await_global(turn_of(at), work.tile.block);",
+               "static_cast<void>(at);",
                ordered,
                {out_of_turn}},
               {"hopper_backward_turn_given_before_the_sum_is_there",
@@ -260,11 +256,6 @@ std::vector<Mutation> sm90_backward_mutations() {
                "if (infinite) have_looked_at(",
                "if (infinite && count < 0) have_looked_at(",
                spoilt_key(causal),
-               {}},
-              {"hopper_backward_128_rows_nan_of_hidden_keys_added",
-               "group < kTileM / kernel::kRowGroup",
-               "group < kTileM / kernel::kRowGroup - 1",
-               spoilt_key(causal_128_rows),
                {}},
               {"hopper_backward_dq_multiplied_by_ds_of_another_step",
                "look(ds_shared(static_cast<int>(what % 2))",
