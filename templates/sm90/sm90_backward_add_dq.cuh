@@ -52,13 +52,13 @@ struct BackwardAddDq : BackwardCopies<Config> {
           }
           ptx::mbarrier_wait(dq_full(), static_cast<uint32_t>(count) % 2);
           if constexpr (kLooks) {
+            ptx::sync_warp();  // before one lane adds, all have seen the phase, which the next may follow at once
             if (first) infinite = has_infinite_keys(round);
             if (infinite) have_looked_at(again(work, round), at, count);
             if (infinite ? left == 1 : first) release_keys();
             first = false;
           }
           if (adds()) add_tile(work, at);
-          if constexpr (kLooks) ptx::sync_warp();  // one lane added: no other waits for a phase that has passed
           ++count;
           advance(at, work);
         }
