@@ -73,7 +73,7 @@ struct BackwardTraits {
   static constexpr bool kFunctions = Variant::kScore || (Variant::kMask && kVarlen);
 
   static constexpr bool kHides = Config::kCausal || kTwoSided || Variant::kMask;  // keys of the sequence from rows
-  static constexpr bool kLooks = kHides && Config::kWriteDq && !(kVarlen && kOrdered);  // at dQ, for what hidden keys have brought
+  static constexpr bool kLooks = kHides && Config::kWriteDq;  // at dQ, for what hidden keys have brought
 
   static_assert(kTileN % 64 == 0 && kConsumers >= 1 && kConsumers <= 3, "64 keys a warpgroup");
   static_assert(kTileM == 64 || kDqByRows, "dQ is shared by rows or by columns");
