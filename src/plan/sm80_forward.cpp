@@ -464,7 +464,7 @@ int sm80_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choi
     const std::int64_t heads = problem.b * (choice.pack_gqa ? problem.h_kv : problem.h_q);
     const bool of_16_bits = problem.dtype != DType::f32 && !problem.stored();
     const bool few_heads = choice.few_rows > 0 && choice.own_parts && problem.paged() && heads <= kFewestTiles;
-    // Parts of more KV tiles are better off with two blocks that take turns.
+    // Parts of more KV tiles are better off with two blocks, one of which computes while the other waits.
     if (few_heads && of_16_bits && heads * visible_keys(problem) <= kDeepestTiles * kKeysOfFewRows * kFewTiles)
       choice.few_rows = 3;
     return choice.few_rows > 0 ? 16 : choice.short_query ? 64 : 128;

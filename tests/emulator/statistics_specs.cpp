@@ -13,26 +13,9 @@ namespace {
 using fa::DType;
 using fa::MaxLogit;
 using fa::plan::KernelSpec;
+using fa::test::attention_of;
 using fa::test::AttentionCase;
-
-struct Sizes {
-  std::int64_t b, h_q, h_kv, s_q, s_kv, d_qk, d_v;
-};
-
-AttentionCase attention(DType dtype, const Sizes& sizes, bool causal, std::optional<float> scale = std::nullopt) {
-  AttentionCase c;
-  c.dtype = dtype;
-  c.b = sizes.b;
-  c.h_q = sizes.h_q;
-  c.h_kv = sizes.h_kv;
-  c.s_q = sizes.s_q;
-  c.s_kv = sizes.s_kv;
-  c.d_qk = sizes.d_qk;
-  c.d_v = sizes.d_v;
-  c.causal = causal;
-  c.scale = scale;
-  return c;
-}
+using fa::test::AttentionSizes;
 
 fa::AttentionConfig asks(MaxLogit max_logit, bool entropy, bool by_head = false) {
   fa::AttentionConfig config;
@@ -54,51 +37,51 @@ std::vector<StatisticsCase> make_cases() {
   constexpr const char* kSmall = "tile_m=32 tile_n=32 warps=2 stages=1";
   const fa::AttentionConfig both = asks(MaxLogit::softmax, true), heads = asks(MaxLogit::softmax, false, true);
   std::vector<StatisticsCase> cases{
-      {"dense", attention(DType::bf16, {2, 2, 1, 45, 70, 16, 16}, false), both, {"sm80", kSmall}},
-      {"causal", attention(DType::f16, {1, 2, 2, 70, 40, 24, 8}, true), both, {"sm80", std::string(kSmall)}},
-      {"f32", attention(DType::f32, {1, 2, 1, 33, 50, 8, 8}, true), both, {"sm80", kSmall}},
-      {"negative_scale", attention(DType::bf16, {1, 2, 1, 40, 50, 16, 16}, true, -0.7f), both, {"sm80", kSmall}},
-      {"large_scale", attention(DType::f16, {1, 1, 1, 40, 70, 16, 16}, false, 900.f), both, {"sm80", kSmall}},
-      {"no_scale", attention(DType::bf16, {1, 2, 1, 40, 50, 16, 16}, false, 0.f), both, {"sm80", kSmall}},
+      {"dense", attention_of(DType::bf16, {2, 2, 1, 45, 70, 16, 16}, false), both, {"sm80", kSmall}},
+      {"causal", attention_of(DType::f16, {1, 2, 2, 70, 40, 24, 8}, true), both, {"sm80", std::string(kSmall)}},
+      {"f32", attention_of(DType::f32, {1, 2, 1, 33, 50, 8, 8}, true), both, {"sm80", kSmall}},
+      {"negative_scale", attention_of(DType::bf16, {1, 2, 1, 40, 50, 16, 16}, true, -0.7f), both, {"sm80", kSmall}},
+      {"large_scale", attention_of(DType::f16, {1, 1, 1, 40, 70, 16, 16}, false, 900.f), both, {"sm80", kSmall}},
+      {"no_scale", attention_of(DType::bf16, {1, 2, 1, 40, 50, 16, 16}, false, 0.f), both, {"sm80", kSmall}},
       {"entropy_alone",
-       attention(DType::bf16, {1, 2, 2, 40, 40, 16, 136}, true),
+       attention_of(DType::bf16, {1, 2, 2, 40, 40, 16, 136}, true),
        asks(MaxLogit::none, true),
        {"sm80", kSmall}},
       {"heads",
-       attention(DType::bf16, {2, 3, 1, 45, 70, 16, 16}, true),
+       attention_of(DType::bf16, {2, 3, 1, 45, 70, 16, 16}, true),
        heads,
        {"sm80", "tile_m=32 tile_n=32 warps=2 pack_gqa=0"}},
       {"heads_packed",
-       attention(DType::f16, {2, 6, 2, 9, 70, 16, 16}, false, -0.3f),
+       attention_of(DType::f16, {2, 6, 2, 9, 70, 16, 16}, false, -0.3f),
        heads,
        {"sm80", "tile_m=32 tile_n=32 warps=2 pack_gqa=1"}},
       // What is not there has scores of 0.
       {"heads_below_zero",
-       attention(DType::bf16, {1, 3, 1, 45, 70, 16, 16}, true),
+       attention_of(DType::bf16, {1, 3, 1, 45, 70, 16, 16}, true),
        with_score(heads, "abs(score) < 0.000001 ? 0.0 : score * 0.1 - 50.0"),
        {"sm80", "tile_m=32 tile_n=32 warps=2 pack_gqa=0"}},
       {"pairs",
-       attention(DType::bf16, {1, 2, 1, 70, 70, 32, 32}, true),
+       attention_of(DType::bf16, {1, 2, 1, 70, 70, 32, 32}, true),
        both,
        {"sm80", "tile_m=32 tile_n=32 warps=2 warps_n=2"}},
       {"groups",
-       attention(DType::f16, {1, 2, 1, 40, 50, 264, 264}, true),
+       attention_of(DType::f16, {1, 2, 1, 40, 50, 264, 264}, true),
        with_score(asks(MaxLogit::scaled, true), "score * 0.5 - 1.0"),
        {"sm80", "tile_m=16 tile_n=32 warps=2 warps_n=2"}},
       {"softcap_scaled",
-       attention(DType::bf16, {1, 2, 1, 45, 70, 16, 16}, true, -1.5f),
+       attention_of(DType::bf16, {1, 2, 1, 45, 70, 16, 16}, true, -1.5f),
        with_score(asks(MaxLogit::scaled, true), "2.0 * tanh(score / 2.0)"),
        {"sm80", kSmall}},
       {"slope_softmax",
-       attention(DType::f16, {2, 2, 2, 45, 70, 16, 16}, true),
+       attention_of(DType::f16, {2, 2, 2, 45, 70, 16, 16}, true),
        with_score(asks(MaxLogit::softmax, true), "score - slope[h] * float(abs(q - kv))", {{"slope", DType::f32}}),
        {"sm80", kSmall}},
       {"mask_scaled",
-       attention(DType::bf16, {1, 2, 1, 45, 70, 16, 16}, false),
+       attention_of(DType::bf16, {1, 2, 1, 45, 70, 16, 16}, false),
        with_mask(with_score(asks(MaxLogit::scaled, true), "score + 3.0"), "(q + kv) % 3 != 0 && kv < 60"),
        {"sm80", kSmall}},
       {"few_steps",
-       attention(DType::bf16, {1, 2, 1, 45, 200, 16, 16}, true),
+       attention_of(DType::bf16, {1, 2, 1, 45, 200, 16, 16}, true),
        both,
        {"sm80", "tile_m=32 tile_n=32 warps=2 stages=2 loop_bodies=2"}},
   };
@@ -106,20 +89,20 @@ std::vector<StatisticsCase> make_cases() {
     const bool causal = dtype == DType::bf16;
     const std::string small = "tile_m=64 tile_n=64 stages=2 q_buffers=1 pack_gqa=0";
     const std::string name = causal ? "sm90_causal" : "sm90";
-    cases.push_back({name, attention(dtype, {2, 2, 1, 100, 150, 32, 32}, causal), both, {"sm90", small}});
+    cases.push_back({name, attention_of(dtype, {2, 2, 1, 100, 150, 32, 32}, causal), both, {"sm90", small}});
     cases.push_back(
-        {name + "_heads", attention(dtype, {2, 3, 1, 100, 150, 32, 32}, causal, -0.3f), heads, {"sm90", small}});
+        {name + "_heads", attention_of(dtype, {2, 3, 1, 100, 150, 32, 32}, causal, -0.3f), heads, {"sm90", small}});
     cases.push_back({name + "_heads_packed",
-                     attention(dtype, {2, 4, 2, 40, 150, 16, 16}, causal),
+                     attention_of(dtype, {2, 4, 2, 40, 150, 16, 16}, causal),
                      asks(MaxLogit::softmax, true, true),
                      {"sm90", "tile_m=64 tile_n=64 stages=2 q_buffers=1 pack_gqa=1"}});
   }
   cases.push_back({"sm90_no_keys",
-                   attention(DType::bf16, {1, 2, 1, 150, 70, 16, 16}, true),
+                   attention_of(DType::bf16, {1, 2, 1, 150, 70, 16, 16}, true),
                    both,
                    {"sm90", "tile_m=128 tile_n=32 stages=2 q_buffers=2"}});
   StatisticsCase sink{"sm90_sink",
-                      attention(DType::bf16, {1, 2, 1, 100, 150, 16, 16}, true),
+                      attention_of(DType::bf16, {1, 2, 1, 100, 150, 16, 16}, true),
                       both,
                       {"sm90", "tile_m=64 tile_n=64 stages=2 q_buffers=1 pack_gqa=0"}};
   sink.config.sink = true;
@@ -131,37 +114,39 @@ std::vector<StatisticsCase> make_cases() {
     const auto add = [&](const char* suffix, const AttentionCase& of, const fa::AttentionConfig& wanted) {
       return &cases.emplace_back(StatisticsCase{name + suffix, of, wanted, {"sm80", kSmall}});
     };
-    add("", attention(DType::bf16, {2, 4, 2, 150, 100, 16, 16}, false), config);
-    add("_causal", attention(DType::f16, {1, 2, 1, 300, 140, 24, 16}, true, -0.4f), config);
-    add("_f32", attention(DType::f32, {1, 2, 1, 70, 90, 8, 8}, true), config);
-    add("_function", attention(DType::bf16, {2, 2, 1, 150, 100, 16, 16}, true),
+    add("", attention_of(DType::bf16, {2, 4, 2, 150, 100, 16, 16}, false), config);
+    add("_causal", attention_of(DType::f16, {1, 2, 1, 300, 140, 24, 16}, true, -0.4f), config);
+    add("_f32", attention_of(DType::f32, {1, 2, 1, 70, 90, 8, 8}, true), config);
+    add("_function", attention_of(DType::bf16, {2, 2, 1, 150, 100, 16, 16}, true),
         with_mask(with_score(config, "score - slope[h] * float(abs(q - kv))", {{"slope", DType::f32}}),
                   "(q + kv) % 3 != 0"));
     StatisticsCase* const window =
-        add("_window_sink", attention(DType::bf16, {1, 2, 1, 150, 150, 16, 16}, true), config);
+        add("_window_sink", attention_of(DType::bf16, {1, 2, 1, 150, 150, 16, 16}, true), config);
     window->config.window_left = 40;
     window->config.sink = true;
-    StatisticsCase* const chunked = add("_chunks", attention(DType::bf16, {1, 2, 1, 150, 150, 16, 16}, true), config);
+    StatisticsCase* const chunked =
+        add("_chunks", attention_of(DType::bf16, {1, 2, 1, 150, 150, 16, 16}, true), config);
     chunked->config.chunk = 50;
-    StatisticsCase* const packed = add("_packed", attention(DType::bf16, {1, 2, 1, 190, 210, 16, 16}, true), config);
+    StatisticsCase* const packed = add("_packed", attention_of(DType::bf16, {1, 2, 1, 190, 210, 16, 16}, true), config);
     packed->cu_q = {2, 140, 140, 185};
     packed->cu_kv = {0, 130, 150, 210};
     packed->config.varlen = true;
   }
-  StatisticsCase window{"window_sink", attention(DType::bf16, {1, 2, 1, 45, 70, 16, 16}, true), both, {"sm80", kSmall}};
+  StatisticsCase window{
+      "window_sink", attention_of(DType::bf16, {1, 2, 1, 45, 70, 16, 16}, true), both, {"sm80", kSmall}};
   window.config.window_left = 9;
   window.config.sink = true;
   cases.push_back(window);
-  StatisticsCase drops{"dropout", attention(DType::bf16, {1, 2, 1, 45, 70, 16, 16}, false), both, {"sm80", kSmall}};
+  StatisticsCase drops{"dropout", attention_of(DType::bf16, {1, 2, 1, 45, 70, 16, 16}, false), both, {"sm80", kSmall}};
   drops.config.dropout = 0.5f;
   cases.push_back(drops);
-  StatisticsCase packed{"packed", attention(DType::bf16, {1, 2, 1, 90, 110, 16, 16}, true), both, {"sm80", kSmall}};
+  StatisticsCase packed{"packed", attention_of(DType::bf16, {1, 2, 1, 90, 110, 16, 16}, true), both, {"sm80", kSmall}};
   packed.cu_q = {2, 40, 40, 85};
   packed.cu_kv = {0, 30, 50, 110};
   packed.config.varlen = true;
   cases.push_back(packed);
   StatisticsCase pages{"pages",
-                       attention(DType::bf16, {3, 4, 1, 3, 100, 16, 16}, true),
+                       attention_of(DType::bf16, {3, 4, 1, 3, 100, 16, 16}, true),
                        both,
                        {"sm80", "tile_m=32 tile_n=32 warps=2 stages=2"}};
   pages.config.page_size = 8;

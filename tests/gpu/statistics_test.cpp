@@ -15,30 +15,13 @@
 namespace fa {
 namespace {
 
+using test::attention_of;
 using test::AttentionCase;
+using test::AttentionSizes;
 using test::DeviceBuffer;
 using test::StatisticsCase;
 using test::StatisticsData;
 using test::StatisticsResults;
-
-struct Sizes {
-  std::int64_t b, h_q, h_kv, s_q, s_kv, d_qk, d_v;
-};
-
-AttentionCase attention(DType dtype, const Sizes& sizes, bool causal, std::optional<float> scale = std::nullopt) {
-  AttentionCase c;
-  c.dtype = dtype;
-  c.b = sizes.b;
-  c.h_q = sizes.h_q;
-  c.h_kv = sizes.h_kv;
-  c.s_q = sizes.s_q;
-  c.s_kv = sizes.s_kv;
-  c.d_qk = sizes.d_qk;
-  c.d_v = sizes.d_v;
-  c.causal = causal;
-  c.scale = scale;
-  return c;
-}
 
 /// Bytes of the host on the device, and back.
 class Copies {
@@ -108,7 +91,7 @@ TEST_F(GpuStatistics, OfEveryDtypeAndHeadDim) {
       for (const bool causal : {false, true}) {
         for (const char* const family : {"", "sm80"}) {
           expect_right({"plain",
-                        attention(dtype, {2, 4, 2, 333, 517, d, d}, causal),
+                        attention_of(dtype, {2, 4, 2, 333, 517, d, d}, causal),
                         asks(MaxLogit::softmax, false, true),
                         {family, ""}});
         }
@@ -119,21 +102,21 @@ TEST_F(GpuStatistics, OfEveryDtypeAndHeadDim) {
 
 TEST_F(GpuStatistics, OfHeads) {
   expect_right(
-      {"long", attention(DType::bf16, {2, 4, 2, 700, 700, 128, 128}, true), asks(MaxLogit::scaled, true, true)});
-  expect_right({"below_zero", attention(DType::bf16, {2, 4, 4, 333, 700, 64, 64}, true), [] {
+      {"long", attention_of(DType::bf16, {2, 4, 2, 700, 700, 128, 128}, true), asks(MaxLogit::scaled, true, true)});
+  expect_right({"below_zero", attention_of(DType::bf16, {2, 4, 4, 333, 700, 64, 64}, true), [] {
                   AttentionConfig config = asks(MaxLogit::softmax, true, false);
                   config.score = ScoreFunction{"score - 100.0"};
                   return config;
                 }()});
   expect_right(
-      {"decode", attention(DType::f16, {3, 8, 2, 1, 900, 128, 128}, true), asks(MaxLogit::softmax, true, true)});
+      {"decode", attention_of(DType::f16, {3, 8, 2, 1, 900, 128, 128}, true), asks(MaxLogit::softmax, true, true)});
 }
 
 TEST_F(GpuStatistics, OfFunctionsMasksWindowsAndSinks) {
   for (const MaxLogit logits : {MaxLogit::softmax, MaxLogit::scaled}) {
     for (const std::int64_t d : {64, 128, 256}) {
       for (const test::VariantChoice& choice : test::variant_choices(false)) {
-        StatisticsCase c{choice.name, attention(DType::bf16, {2, 4, 2, 200, 333, d, d}, true), choice.config};
+        StatisticsCase c{choice.name, attention_of(DType::bf16, {2, 4, 2, 200, 333, d, d}, true), choice.config};
         c.config.statistics = {logits, false, true, ColumnSums::none};
         expect_right(c);
       }
@@ -142,19 +125,19 @@ TEST_F(GpuStatistics, OfFunctionsMasksWindowsAndSinks) {
 }
 
 TEST_F(GpuStatistics, OfDropoutAndOtherScales) {
-  StatisticsCase drops{"dropout", attention(DType::bf16, {2, 4, 2, 200, 333, 128, 128}, true),
+  StatisticsCase drops{"dropout", attention_of(DType::bf16, {2, 4, 2, 200, 333, 128, 128}, true),
                        asks(MaxLogit::softmax, false, true)};
   drops.config.dropout = 0.25F;
   expect_right(drops);
   for (const float scale : {-0.3F, 0.F, 30.F}) {
-    expect_right({"scale", attention(DType::f16, {2, 4, 2, 200, 333, 64, 64}, true, scale),
+    expect_right({"scale", attention_of(DType::f16, {2, 4, 2, 200, 333, 64, 64}, true, scale),
                   asks(MaxLogit::softmax, false, true)});
   }
 }
 
 TEST_F(GpuStatistics, OfPackedBatchesAndPages) {
   for (const std::int64_t d : {64, 128, 256}) {
-    StatisticsCase packed{"packed", attention(DType::bf16, {1, 4, 2, 900, 1000, d, d}, true),
+    StatisticsCase packed{"packed", attention_of(DType::bf16, {1, 4, 2, 900, 1000, d, d}, true),
                           asks(MaxLogit::softmax, false, true)};
     packed.cu_q = {5, 300, 300, 431, 890};
     packed.cu_kv = {0, 420, 440, 440, 1000};
@@ -163,7 +146,7 @@ TEST_F(GpuStatistics, OfPackedBatchesAndPages) {
     packed.config.statistics.max_logit_by_head = true;
     expect_right(packed);
     for (const std::int64_t rows : {1, 200}) {
-      StatisticsCase pages{"pages", attention(DType::bf16, {3, 8, 2, rows, 2000, d, d}, true),
+      StatisticsCase pages{"pages", attention_of(DType::bf16, {3, 8, 2, rows, 2000, d, d}, true),
                            asks(MaxLogit::softmax, false, true)};
       pages.config.page_size = 16;
       pages.used_kv = {2000, 0, 777};
@@ -179,21 +162,21 @@ TEST_F(GpuStatistics, OfColumns) {
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
       for (const std::int64_t d : {64, 128, 256, 512}) {
         for (const bool causal : {false, true}) {
-          expect_right({"sums", attention(dtype, {2, 4, 2, 333, 517, d, d}, causal), config});
+          expect_right({"sums", attention_of(dtype, {2, 4, 2, 333, 517, d, d}, causal), config});
         }
       }
     }
     for (const test::VariantChoice& choice : test::variant_choices(false)) {
-      StatisticsCase c{choice.name, attention(DType::bf16, {2, 4, 2, 200, 333, 128, 128}, true), choice.config};
+      StatisticsCase c{choice.name, attention_of(DType::bf16, {2, 4, 2, 200, 333, 128, 128}, true), choice.config};
       c.config.statistics = {MaxLogit::softmax, false, true, sums};
       expect_right(c);
     }
-    StatisticsCase packed{"packed", attention(DType::bf16, {1, 4, 2, 900, 1000, 128, 128}, true), config};
+    StatisticsCase packed{"packed", attention_of(DType::bf16, {1, 4, 2, 900, 1000, 128, 128}, true), config};
     packed.cu_q = {5, 300, 300, 431, 890};
     packed.cu_kv = {0, 420, 440, 440, 1000};
     packed.config.varlen = true;
     expect_right(packed);
-    StatisticsCase decode{"decode", attention(DType::bf16, {2, 8, 2, 1, 3000, 128, 128}, true), config};
+    StatisticsCase decode{"decode", attention_of(DType::bf16, {2, 8, 2, 1, 3000, 128, 128}, true), config};
     expect_right(decode);  // whose keys are split
     decode.attention.s_q = 0;
     expect_right(decode);

@@ -70,6 +70,21 @@ double score_error(const StatisticsCase& c) {
 
 }  // namespace
 
+AttentionCase attention_of(DType dtype, const AttentionSizes& sizes, bool causal, std::optional<float> scale) {
+  AttentionCase c;
+  c.dtype = dtype;
+  c.b = sizes.b;
+  c.h_q = sizes.h_q;
+  c.h_kv = sizes.h_kv;
+  c.s_q = sizes.s_q;
+  c.s_kv = sizes.s_kv;
+  c.d_qk = sizes.d_qk;
+  c.d_v = sizes.d_v;
+  c.causal = causal;
+  c.scale = scale;
+  return c;
+}
+
 VariantCase variant_of(const StatisticsCase& c) {
   return VariantCase(c.attention, {c.name, c.config});
 }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,13 @@
 #include "support/variant_case.hpp"
 
 namespace fa::test {
+
+/// Axes of a case.
+struct AttentionSizes {
+  std::int64_t b, h_q, h_kv, s_q, s_kv, d_qk, d_v;
+};
+AttentionCase attention_of(DType dtype, const AttentionSizes& sizes, bool causal,
+                           std::optional<float> scale = std::nullopt);
 
 /// A forward with statistics: what it computes, and a kernel for it.
 struct StatisticsCase {

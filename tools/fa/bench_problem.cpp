@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
 #include <numeric>
 #include <random>
@@ -16,7 +15,6 @@
 namespace fa::cli {
 namespace {
 
-constexpr std::size_t kBlockElements = 1048573;  // the greatest prime below 2^20
 std::size_t q_rows(const BenchProblem& problem) {
   const AttentionShape& shape = problem.shape;
   return static_cast<std::size_t>(problem.packed.varlen ? shape.total_q : shape.b * shape.s_q);
@@ -240,42 +238,6 @@ std::vector<std::int32_t> uniform_lengths(std::int64_t b, std::int64_t longest) 
     cumulative.push_back(cumulative.back() + static_cast<std::int32_t>(length));
   }
   return cumulative;
-}
-
-std::vector<std::byte> normal_block(DType dtype, std::uint64_t seed) {
-  std::mt19937_64 generator(seed);
-  std::normal_distribution<double> normal;
-  std::vector<std::byte> block(kBlockElements * size_of(dtype));
-  const double scale = scale_of_block(dtype);
-  for (std::size_t i = 0; i < kBlockElements; ++i) {
-    if (dtype == DType::u4x2) {
-      block[i] = static_cast<std::byte>(generator());
-      continue;
-    }
-    store_element(block.data(), dtype, i, normal(generator) / scale);
-  }
-  return block;
-}
-
-std::vector<std::byte> latent_rows(std::uint64_t seed) {
-  constexpr std::size_t kRows = 64, kCodes = 512, kScales = 4, kRotary = 64, kRow = api::kLatentRowBytes;
-  static_assert(kCodes + kScales * sizeof(float) + 2 * kRotary == kRow);
-  std::mt19937_64 generator(seed);
-  std::normal_distribution<double> normal;
-  std::vector<std::byte> block(kRows * kRow);
-  for (std::size_t row = 0; row < kRows; ++row) {
-    std::byte* const begin = block.data() + row * kRow;
-    const float one = 1;
-    for (std::size_t i = 0; i < kCodes; ++i) store_element(begin, DType::e4m3, i, normal(generator));
-    for (std::size_t i = 0; i < kScales; ++i) std::memcpy(begin + kCodes + i * sizeof one, &one, sizeof one);
-    std::byte* const rotary = begin + kCodes + kScales * sizeof one;
-    for (std::size_t i = 0; i < kRotary; ++i) store_element(rotary, DType::bf16, i, normal(generator));
-  }
-  return block;
-}
-
-float scale_of_block(DType dtype) {
-  return dtype == DType::i8 ? 1.F / 32 : 1.F;
 }
 
 BenchTensors::BenchTensors(const BenchProblem& problem, int sets)

@@ -13,6 +13,7 @@
 
 #include "api/validate.hpp"
 #include "api/variants.hpp"
+#include "bench_blocks.hpp"
 #include "gpu.hpp"
 #include "options.hpp"
 #include "reference/variant.hpp"
@@ -97,17 +98,6 @@ struct BenchProblem {
 
 /// `b` lengths uniform in [1, longest], seeded, as cumulative lengths.
 std::vector<std::int32_t> uniform_lengths(std::int64_t b, std::int64_t longest);
-
-/// A seeded block of standard normal numbers, encoded as `dtype`. Its length is prime, so that no two rows of a tensor
-/// that is tiled with it are equal.
-std::vector<std::byte> normal_block(DType dtype, std::uint64_t seed);
-
-/// Latent rows of standard normal numbers.
-std::vector<std::byte> latent_rows(std::uint64_t seed);
-/// What elements of normal_block are times of: 1 but for i8.
-float scale_of_block(DType dtype);
-/// What a code of u4x2 stands for there: scale and offset.
-inline constexpr std::array<double, 2> kPairOfBlock{0.375, -2.8125};
 
 /// The tensors of one problem on a GPU, as often as `sets` says: a call over another set finds nothing in caches.
 class BenchTensors {

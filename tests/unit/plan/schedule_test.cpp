@@ -73,8 +73,8 @@ TEST(Schedule, IsOfContiguousCachesToo) {
   EXPECT_FALSE(choose(few, {}).scheduled);
 }
 
-/// Where a block a multiprocessor has few KV tiles, latency counts, and a fourth buffer hides more of it. Of long parts
-/// two blocks with three each take turns.
+/// Where a block a multiprocessor has few KV tiles, latency counts, and a fourth buffer hides more of it. Long parts
+/// have two blocks with three buffers each: one computes while the other waits.
 TEST(Schedule, ShortPartsHaveABlockOfFourBuffers) {
   for (const std::int64_t page_size : {std::int64_t{16}, kContiguous}) {
     const auto stages = [&](std::int64_t b, std::int64_t s_kv) {
