@@ -217,17 +217,17 @@ std::int64_t BenchProblem::pages() const {
 }
 
 double BenchProblem::bytes() const {
-  const auto element = [&](const std::optional<DType>& stored) {
-    return static_cast<double>(size_of(stored.value_or(dtype))) / (stored == DType::u4x2 ? 2 : 1);
-  };
+  const auto element = [](DType type) { return static_cast<double>(size_of(type)) / (type == DType::u4x2 ? 2 : 1); };
   const auto scales =
       static_cast<double>(scale_bytes_of_row(*this, k_dtype, d_qk) + scale_bytes_of_row(*this, v_dtype, d_v));
   double keys = 0, rows = 0;
   for (const std::int64_t length : lengths_kv()) keys += static_cast<double>(length * shape.h_kv);
   for (const std::int64_t length : lengths_q()) rows += static_cast<double>(length * shape.h_q);
-  if (latent()) return keys * key_columns() + rows * (d_qk * element({}) + d_v * element(o_dtype()));
-  return keys * (d_qk * element(k_dtype) + (value_in_key ? 0 : d_v * element(v_dtype)) + scales) +
-         rows * (d_qk * element({}) + d_v * element(o_dtype()));
+  const double of_row = d_qk * element(dtype) + d_v * element(o_dtype());
+  if (latent()) return keys * key_columns() + rows * of_row;
+  const double of_key =
+      d_qk * element(k_dtype.value_or(dtype)) + (value_in_key ? 0 : d_v * element(v_dtype.value_or(dtype)));
+  return keys * (of_key + scales) + rows * of_row;
 }
 
 std::vector<std::int32_t> uniform_lengths(std::int64_t b, std::int64_t longest) {
