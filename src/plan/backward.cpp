@@ -83,6 +83,14 @@ int choose_splits(const Problem& problem, const Fixed& fixed, const BackwardFami
   return static_cast<int>(std::max<std::int64_t>(std::min({enough / blocks, rows / kRowsPerSplit, kMaxSplits}), 1));
 }
 
+/// Whether causality may hide all keys from rows of a dense batch, of which kernels with more masks look anyway. Calls
+/// with places share what one of them prepared.
+bool may_have_rows_without_keys(const Problem& problem) noexcept {
+  if (!problem.causal || problem.varlen) return false;
+  if (problem.variants != nullptr && (problem.variants->left_window || problem.variants->chunked)) return false;
+  return problem.placed || problem.reads_place() || causal_shift(problem) < 0;
+}
+
 }  // namespace
 
 BackwardChoice choose_backward(const Problem& problem, const Fixed& fixed) noexcept {
@@ -95,6 +103,7 @@ BackwardChoice choose_backward(const Problem& problem, const Fixed& fixed) noexc
   }
   const BackwardFamily& family = backward_family(choice.family);
   choice.splits = choose_splits(problem, fixed, family);
+  choice.rows_without_keys = family.misfit != nullptr && may_have_rows_without_keys(problem);
   if (family.split_blocks == nullptr) return choice;
   // Clusters are no persistent grid.
   const bool alone = fixed.has("splits") || problem.bounded;

@@ -19,17 +19,19 @@ struct BackwardChoice {
   Family family = Family::sm80;
   bool aligned = true;
   int splits = 1;  ///< of the query tiles of a key tile; a launch parameter, of which the kernel knows whether it is 1
-  int split_blocks = 1;  ///< the same by the blocks of a cluster, which leave nothing to another kernel
+  int split_blocks = 1;            ///< the same by the blocks of a cluster, which leave nothing to another kernel
+  bool rows_without_keys = false;  ///< sm90: of a dense batch, causality hides all keys from its first rows
   Gradients gradients = {};
 
   /// Dense, below kSlots.
   int slot() const noexcept {
     const int unwanted = (gradients.dq ? 0 : 1) | (gradients.dk ? 0 : 2) | (gradients.dv ? 0 : 4);
-    const int kernel = (index_of(family) + kFamilies * (split_blocks - 1)) * 4;
-    return unwanted * kSlotsOfGradients + ((aligned ? 1 : 0) | (splits > 1 ? 2 : 0) | kernel);
+    const int kernel = (index_of(family) + kFamilies * (split_blocks - 1)) * 8;
+    const int facts = (aligned ? 1 : 0) | (splits > 1 ? 2 : 0) | (rows_without_keys ? 4 : 0);
+    return unwanted * kSlotsOfGradients + kernel + facts;
   }
   static constexpr int kMaxSplitBlocks = 8;  ///< of a portable cluster
-  static constexpr int kSlotsOfGradients = kFamilies * 4 * kMaxSplitBlocks;
+  static constexpr int kSlotsOfGradients = kFamilies * 8 * kMaxSplitBlocks;
   static constexpr int kSlots = 8 * kSlotsOfGradients;
 };
 

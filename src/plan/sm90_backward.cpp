@@ -88,6 +88,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   const bool ordered = deterministic && !needs_tile_lists(problem) && problem.gradients.dq;
   spec.as<Sm90Backward>().ordered_dq = ordered;
   spec.as<Sm90Backward>().split_blocks = choice.split_blocks;
+  spec.as<Sm90Backward>().rows_without_keys = choice.rows_without_keys;
   spec.write_dq = problem.gradients.dq && (!deterministic || ordered);
   spec.without_dk = !problem.gradients.dk;
   spec.without_dv = !problem.gradients.dv;

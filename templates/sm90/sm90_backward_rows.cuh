@@ -31,9 +31,10 @@ struct BackwardRows : BackwardAddDq<Config> {
   using Job = typename Base::Job;
   using Place = typename Base::Place;
   using Base::Base;
-  using Base::kTileM, Base::kTileN, Base::kConsumers, Base::kVarlen, Base::kTwoSided, Base::params, Base::k_shared,
-      Base::v_shared, Base::q_shared, Base::do_shared, Base::lse_shared, Base::delta_shared, Base::k_full, Base::v_full,
-      Base::q_full, Base::do_full, Base::lane_index, Base::stage_of, Base::parity_of, Base::place_of;
+  using Base::kTileM, Base::kTileN, Base::kConsumers, Base::kVarlen, Base::kTwoSided, Base::kUnevenRows, Base::kClears,
+      Base::params, Base::k_shared, Base::v_shared, Base::q_shared, Base::do_shared, Base::lse_shared,
+      Base::delta_shared, Base::k_full, Base::v_full, Base::q_full, Base::do_full, Base::lane_index, Base::stage_of,
+      Base::parity_of, Base::place_of;
 
   // Copies that have landed. Where a packed tensor goes on behind the sequence, rows of others do not count, nor do
   // rows that keep no key: they become zeros, since what is multiplied by 0 need not be finite.
@@ -77,18 +78,18 @@ struct BackwardRows : BackwardAddDq<Config> {
 
   /// Asked in front of the wait for Q, lest the first product waits for the answer.
   FA_DEVICE bool has_rows_without_keys(const Job& work, const Place& place) const {
-    if constexpr (kTwoSided || Variant::kChunked || kVarlen) {
+    if constexpr (kUnevenRows) {
       const Rows rows = rows_with_keys(work, place);
       return rows.begin > 0 || rows.end < kTileM;
     }
-    return Config::kCausal && place.m_block * kTileM < -work.lengths.causal_shift;
+    return kClears && place.m_block * kTileM < -work.lengths.causal_shift;
   }
 
   /// Zeros in the other rows of Q and dO, and statistics of no weight. No product may be reading the tiles: with
   /// kLanded, Q has landed and dO may be on its way; else both have been read once by all.
   template <bool kLanded>
   FA_DEVICE void clear_rows_without_keys(bool has_some, const Job& work, const Place& place, int count) const {
-    if constexpr (Config::kCausal || kTwoSided || kVarlen) {
+    if constexpr (kClears) {
       if (has_some) {
         const Rows rows = rows_with_keys(work, place);
         const int stage = stage_of(count);

@@ -72,6 +72,9 @@ struct BackwardTraits {
   // S and dP are at hand together; also of a mask of packed batches, which looks at all elements of all tiles.
   static constexpr bool kFunctions = Variant::kScore || (Variant::kMask && kVarlen);
 
+  static constexpr bool kUnevenRows = kTwoSided || kVarlen;  // some may keep no key, whatever the call's lengths
+  static constexpr bool kClears = kUnevenRows || (Config::kCausal && kernel::kRowsWithoutKeys<Config>);
+
   static constexpr bool kHides = Config::kCausal || kTwoSided || Variant::kMask;  // keys of the sequence from rows
   static constexpr bool kLooks = kHides && Config::kWriteDq;  // at dQ, for what hidden keys have brought
 

@@ -27,6 +27,7 @@ constexpr Field kFields[] = {
         .open("Thread blocks of a cluster that share the query rows of a key tile")
         .by_call(),
     field<&Sm90Backward::ordered_dq>("ordered_dq").when_set().as("kOrderedDq", "additions to it"),
+    field<&Sm90Backward::rows_without_keys>("rows_without_keys").when_set().as("kRowsWithoutKeys"),
     field<&SpecHead::without_dk>("without_dk").when_set().as("kWithoutDk"),
     field<&SpecHead::without_dv>("without_dv").when_set().as("kWithoutDv"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),

@@ -7,8 +7,9 @@ struct Kernel;
 
 /// What a spec of the Hopper backward has besides its head.
 struct Sm90Backward {
-  bool ordered_dq = false;  ///< key tiles add to dQ's accumulator in one order
-  int split_blocks = 1;     ///< blocks of a cluster, which share the query tiles of a key tile
+  bool ordered_dq = false;         ///< key tiles add to dQ's accumulator in one order
+  int split_blocks = 1;            ///< blocks of a cluster, which share the query tiles of a key tile
+  bool rows_without_keys = false;  ///< of a dense batch, in front of the causal diagonal
 
   static const Kernel& kernel() noexcept;
   friend bool operator==(const Sm90Backward&, const Sm90Backward&) = default;

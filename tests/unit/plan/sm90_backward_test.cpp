@@ -324,6 +324,24 @@ TEST(Sm90BackwardChoice, SplitsFillAPersistentGrid) {
   EXPECT_EQ(choose_backward(p, {}).splits, 1);  // more than half of the grid
 }
 
+TEST(Sm90BackwardChoice, OnlyRowsInFrontOfTheDiagonalAreLookedFor) {
+  Problem p = problem_of(128, 128);
+  const auto looks = [&p] { return first_of(p).as<Sm90Backward>().rows_without_keys; };
+  p.causal = true;
+  p.s_q = p.s_kv = 1024;
+  EXPECT_FALSE(looks());
+  p.s_kv = 1023;
+  EXPECT_TRUE(looks()) << "row 0 keeps no key";
+  const int slot = choose_backward(p, {}).slot();
+  p.causal_align = CausalAlign::top_left;
+  EXPECT_FALSE(looks());
+  EXPECT_NE(choose_backward(p, {}).slot(), slot);
+  p.placed = true;
+  EXPECT_TRUE(looks()) << "the place is another one in each call";
+  p.causal = false;
+  EXPECT_FALSE(looks());
+}
+
 // ---- clusters that share the query tiles of a key tile
 
 TEST(Sm90BackwardClusters, HeadsThatFillTheGpuHaveNone) {
