@@ -65,7 +65,10 @@ int choose_splits(const Problem& problem, const Choice& choice, std::int64_t til
   const std::int64_t heads = choice.pack_gqa ? problem.h_kv : problem.h_q;
   const std::int64_t blocks = ceil_div(rows, tile_m) * heads * problem.b;
   if (blocks == 0 || blocks * 2 > enough) return 1;
-  const std::int64_t splits = std::min({enough / blocks, visible_keys(problem) / kKeysPerSplit, kMaxSplits});
+  const std::int64_t keys = visible_keys(problem);
+  if (keys < kFewestSplitKeys) return 1;
+  const std::int64_t least_keys = choice.short_query ? kFewKeysPerSplit : kKeysPerSplit;
+  const std::int64_t splits = std::min({enough / blocks, keys / least_keys, kMaxSplits});
   return static_cast<int>(std::max<std::int64_t>(splits, 1));
 }
 
@@ -156,6 +159,8 @@ Choice choose_alone(const Problem& problem, const Fixed& fixed) noexcept {
     choice.scheduled = false;
     choice.shares_splits = shares_splits(problem, choice, tile_m, tiles);
   }
+  choice.short_parts = choice.family == Family::sm90 && choice.short_query && choice.splits > 1 &&
+                       ceil_div(visible_keys(problem), choice.splits) <= kShortPart;
   return choice;
 }
 

@@ -57,6 +57,10 @@ constexpr Tile kShortSmall[] = {{64, 128, 4, 1}, {64, 128, 2, 1}, {64, 64, 2, 1}
 constexpr Tile kShortMedium[] = {{64, 128, 3, 1}, {64, 128, 2, 1}, {64, 64, 2, 1}};
 constexpr Tile kShortLarge[] = {{64, 128, 2, 1}, {64, 96, 2, 1}, {64, 64, 2, 1}};
 constexpr Tile kShortLargest[] = {{64, 96, 2, 1}, {64, 80, 2, 1}, {64, 64, 2, 1}};
+// Likewise, of the few keys of a split: the first product waits for fewer of them.
+constexpr Tile kShortPartSmall[] = {{64, 64, 4, 1}, {64, 64, 2, 1}};
+constexpr Tile kShortPartMedium[] = {{64, 64, 3, 1}, {64, 64, 2, 1}};
+constexpr Tile kShortPartLarge[] = {{64, 64, 2, 1}};
 
 /// Tile lists, loads ahead and windows over pages take registers that three consumer warpgroups do not have, and so do
 /// warps that draw.
@@ -106,6 +110,8 @@ std::span<const Tile> preferred_tiles(const Problem& problem, const Choice& choi
   const int d = std::max(problem.d_qk, problem.d_v);
   const bool short_query = choice.short_query;
   if (choice.many_rows) return tall_tiles(problem, choice.long_rows, choice.exact_max);
+  if (choice.short_parts)
+    return d <= 64 ? Tiles(kShortPartSmall) : d <= 128 ? Tiles(kShortPartMedium) : kShortPartLarge;
   if (d <= 64 && !short_query && takes_registers(problem)) return kMedium;
   if (d <= 64) return short_query ? Tiles(kShortSmall) : kSmall;
   if (d <= 128) return short_query ? Tiles(kShortMedium) : kMedium;

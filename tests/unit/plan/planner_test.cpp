@@ -332,10 +332,10 @@ TEST(Choice, SlotsAreDenseAndUnique) {
     EXPECT_EQ(choice.slot(), slot);
   }
   // A new member of Choice breaks this binding: it needs a bit of the slot.
-  const auto [aligned, short_query, pack_gqa, many_diagonals, dynamic, many_rows, long_rows, exact_max, affine_reach,
-              scheduled, own_parts, few_rows, shares_splits, family, splits] = Choice{};
-  const bool any = short_query || pack_gqa || many_diagonals || dynamic || many_rows || long_rows || exact_max ||
-                   affine_reach || scheduled || own_parts || few_rows > 0 || shares_splits || splits > 1;
+  const auto [aligned, short_query, pack_gqa, many_diagonals, dynamic, many_rows, long_rows, short_parts, exact_max,
+              affine_reach, scheduled, own_parts, few_rows, shares_splits, family, splits] = Choice{};
+  const bool any = short_query || pack_gqa || many_diagonals || dynamic || many_rows || long_rows || short_parts ||
+                   exact_max || affine_reach || scheduled || own_parts || few_rows > 0 || shares_splits || splits > 1;
   EXPECT_EQ(Choice{}.slot(), (aligned ? 1 : 0) + (any || family == Family::sm90 ? 2 : 0));
 }
 
@@ -349,7 +349,8 @@ TEST(Choice, SplitsOnlyWhenThereAreTooFewBlocks) {
     ASSERT_GE(choice.splits, 1);
     ASSERT_LE(choice.splits, 64);
     if (choice.splits == 1) continue;
-    ASSERT_GE(problem.s_kv / choice.splits, 512) << "a split must be worth its overhead";
+    ASSERT_GE(problem.s_kv / choice.splits, choice.short_query ? 128 : 512) << "a split must be worth its overhead";
+    ASSERT_FALSE(choice.short_parts && choice.many_rows) << "they share a bit of the slot";
     const std::int64_t rows = choice.pack_gqa ? problem.s_q * (problem.h_q / problem.h_kv) : problem.s_q;
     const std::int64_t heads = choice.pack_gqa ? problem.h_kv : problem.h_q;
     const bool persistent = choice.family == Family::sm90;
@@ -373,9 +374,20 @@ TEST(Choice, DecodeShapesAreSplit) {
   EXPECT_EQ(choose(shaped(1, 96, 96, 1, 32768), sm80).splits, 2);
   EXPECT_EQ(choose(shaped(1, 66, 66, 1, 32768), {}).splits, 2);
   EXPECT_EQ(choose(shaped(1, 8, 1, 1, 131072), {}).splits, 64);
-  EXPECT_EQ(choose(shaped(1, 8, 1, 1, 4096), {}).splits, 8);
-  EXPECT_EQ(choose(shaped(1, 8, 1, 1, 1024), {}).splits, 2);
-  EXPECT_EQ(choose(shaped(1, 8, 1, 1, 1023), {}).splits, 1);
+  EXPECT_EQ(choose(shaped(1, 8, 1, 1, 4096), {}).splits, 32);
+  EXPECT_EQ(choose(shaped(1, 8, 1, 1, 512), {}).splits, 4);
+  EXPECT_EQ(choose(shaped(1, 8, 1, 1, 511), {}).splits, 1);
+  EXPECT_EQ(choose(shaped(1, 8, 8, 128, 1024), {}).splits, 2) << "more rows leave larger partial results";
+}
+
+TEST(Choice, TheFewKeysOfASplitComeInShortTiles) {
+  const auto tile_n = [](std::int64_t s_kv, std::int64_t s_q = 1) {
+    return plan_forward(shaped(1, 32, 8, s_q, s_kv), {}).kernel.tile_n;
+  };
+  EXPECT_EQ(tile_n(8192), 64);
+  EXPECT_EQ(tile_n(8193 + 16), 128) << "more than 512 keys a split";
+  EXPECT_EQ(tile_n(511), 128) << "no split";
+  EXPECT_EQ(tile_n(8192, 64), 128) << "a tile of many rows";
 }
 
 TEST(Choice, BlocksFindTheirPartsOfFewRowsByThemselves) {
