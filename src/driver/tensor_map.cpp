@@ -15,7 +15,7 @@ void encode_tensor_map(const support::TensorMapSpec& spec, kernel::TensorMap& ma
   check(api().cuTensorMapEncodeTiled(&encoded, type, static_cast<cuuint32_t>(spec.rank), spec.base, spec.sizes.data(),
                                      spec.strides.data(), spec.box.data(), kEveryElement.data(),
                                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+                                     CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
         "cuTensorMapEncodeTiled");
   std::memcpy(map.bytes, &encoded, sizeof(encoded));
 }

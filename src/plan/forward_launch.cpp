@@ -155,6 +155,7 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
   if (problem.variants != nullptr) params.variant = variant_params(problem, tensors.variant, scale);
 
   const bool persistent = spec.kernel().persistent;
+  if (persistent) multiprocessors *= spec.min_blocks;  // as many blocks stay to the end
   const std::int64_t heads = problem.b * params.heads;
   if (spec.dynamic()) {
     const bool few_reads = spec.tile_m > 128 || problem.d_qk + problem.d_v > 256;

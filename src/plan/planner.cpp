@@ -159,8 +159,6 @@ Choice choose_alone(const Problem& problem, const Fixed& fixed) noexcept {
     choice.scheduled = false;
     choice.shares_splits = shares_splits(problem, choice, tile_m, tiles);
   }
-  choice.short_parts = choice.family == Family::sm90 && choice.short_query && choice.splits > 1 &&
-                       ceil_div(visible_keys(problem), choice.splits) <= kShortPart;
   return choice;
 }
 

@@ -22,7 +22,6 @@ struct Choice {
   bool dynamic = false;         ///< sm90: blocks take query tiles from a counter (may_be_dynamic)
   bool many_rows = false;       ///< sm90: tall query tiles waste few rows, and each multiprocessor gets one
   bool long_rows = false;       ///< sm90: of these the kind for long rows
-  bool short_parts = false;     ///< sm90: of the few keys of a split, shorter KV tiles arrive earlier
   bool exact_max = false;       ///< sm90: the softmax takes exact maxima
   bool affine_reach = false;    ///< sm90: KV tiles out of an affine score function's reach are left out
   bool scheduled = false;       ///< sm80: over pages, thread blocks share keys by a schedule
@@ -37,8 +36,7 @@ struct Choice {
     return (aligned ? 1 : 0) | (short_query ? 2 : 0) | (pack_gqa ? 4 : 0) | (splits > 1 ? 8 : 0) |
            (many_diagonals ? 16 : 0) | (dynamic ? 32 : 0) | (many_rows ? 64 : 0) | (long_rows ? 128 : 0) |
            (exact_max ? 256 : 0) | (affine_reach ? 512 : 0) | (scheduled ? 1024 : 0) | (shares_splits ? 2048 : 0) |
-           index_of(family) * 4096 | few_rows * 64 | (own_parts ? 16 : 0) |  // in the place of what sm80 has not
-           (short_parts ? 64 : 0);                                           // or of what few rows have not
+           index_of(family) * 4096 | few_rows * 64 | (own_parts ? 16 : 0);  // in the place of what sm80 has not
   }
   static constexpr int kSlots = kFamilies * 4096;
 };
@@ -48,7 +46,6 @@ std::int64_t visible_keys(const Problem& problem) noexcept;
 inline constexpr std::int64_t kKeysPerSplit = 512;     ///< at least, of thread blocks that share those of a query tile
 inline constexpr std::int64_t kFewKeysPerSplit = 128;  ///< likewise, of a tile of few rows: partial results are small
 inline constexpr std::int64_t kFewestSplitKeys = 512;  ///< fewer are read faster than partial results are merged
-inline constexpr std::int64_t kShortPart = 512;        ///< keys of a split, up to which KV tiles are short
 inline constexpr std::int64_t kScheduledKeys = 512;    ///< from which on calls over pages share keys
 
 /// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.

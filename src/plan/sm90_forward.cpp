@@ -52,15 +52,11 @@ constexpr Tile kLargeTall[] = {{192, 64, 3, 1}, {192, 48, 3, 1}, {128, 96, 2, 1}
 constexpr Tile kLargeQk[] = {{128, 128, 2, 1}, {128, 112, 2, 1}, {128, 96, 2, 1}, {128, 64, 2, 1}};        // d_v <= 128
 constexpr Tile kLarge[] = {{128, 96, 2, 1}, {128, 80, 2, 1}, {128, 64, 2, 1}};
 constexpr Tile kLargest[] = {{128, 64, 2, 1}, {128, 80, 2, 1}, {128, 48, 2, 1}};
-// All rows of a head in one warpgroup: what counts is how many keys are on their way.
-constexpr Tile kShortSmall[] = {{64, 128, 4, 1}, {64, 128, 2, 1}, {64, 64, 2, 1}};
-constexpr Tile kShortMedium[] = {{64, 128, 3, 1}, {64, 128, 2, 1}, {64, 64, 2, 1}};
-constexpr Tile kShortLarge[] = {{64, 128, 2, 1}, {64, 96, 2, 1}, {64, 64, 2, 1}};
-constexpr Tile kShortLargest[] = {{64, 96, 2, 1}, {64, 80, 2, 1}, {64, 64, 2, 1}};
-// Likewise, of the few keys of a split: the first product waits for fewer of them.
-constexpr Tile kShortPartSmall[] = {{64, 64, 4, 1}, {64, 64, 2, 1}};
-constexpr Tile kShortPartMedium[] = {{64, 64, 3, 1}, {64, 64, 2, 1}};
-constexpr Tile kShortPartLarge[] = {{64, 64, 2, 1}};
+// All rows of a head in one warpgroup. 64 KB of keys on their way are enough; more of them are read more slowly.
+constexpr Tile kShortSmall[] = {{64, 128, 3, 1}, {64, 128, 2, 1}, {64, 64, 2, 1}};
+constexpr Tile kShortMedium[] = {{64, 128, 2, 1}, {64, 64, 2, 1}};
+constexpr Tile kShortMediumOfTwo[] = {{64, 64, 2, 1}, {64, 128, 2, 1}};  // where two blocks share a multiprocessor
+constexpr Tile kShortLarge[] = {{64, 64, 2, 1}, {64, 48, 2, 1}};
 
 /// Tile lists, loads ahead and windows over pages take registers that three consumer warpgroups do not have, and so do
 /// warps that draw.
@@ -105,18 +101,25 @@ std::span<const Tile> tall_tiles(const Problem& problem, bool long_rows, bool ex
   return d <= 160 ? Tiles(kLargeTall) : Tiles();
 }
 
+/// Whether blocks of one consumer, which wait for their own products and exponentials, may share a multiprocessor:
+/// their producers have few registers, and nothing to look for.
+bool may_have_two_blocks(const Problem& problem) noexcept {
+  if (problem.ragged() || problem.bounded || takes_registers(problem)) return false;
+  return problem.variants == nullptr || !(problem.variants->left_window || problem.variants->chunked);
+}
+
 std::span<const Tile> preferred_tiles(const Problem& problem, const Choice& choice) noexcept {
   using Tiles = std::span<const Tile>;
   const int d = std::max(problem.d_qk, problem.d_v);
   const bool short_query = choice.short_query;
   if (choice.many_rows) return tall_tiles(problem, choice.long_rows, choice.exact_max);
-  if (choice.short_parts)
-    return d <= 64 ? Tiles(kShortPartSmall) : d <= 128 ? Tiles(kShortPartMedium) : kShortPartLarge;
   if (d <= 64 && !short_query && takes_registers(problem)) return kMedium;
   if (d <= 64) return short_query ? Tiles(kShortSmall) : kSmall;
-  if (d <= 128) return short_query ? Tiles(kShortMedium) : kMedium;
-  if (d <= 192) return short_query ? Tiles(kShortLarge) : problem.d_v <= 128 ? Tiles(kLargeQk) : kLarge;
-  return short_query ? Tiles(kShortLargest) : kLargest;
+  if (short_query && d > 128) return kShortLarge;
+  if (short_query) return may_have_two_blocks(problem) ? Tiles(kShortMediumOfTwo) : kShortMedium;
+  if (d <= 128) return kMedium;
+  if (d <= 192) return problem.d_v <= 128 ? Tiles(kLargeQk) : kLarge;
+  return kLargest;
 }
 
 int consumers(const KernelSpec& spec) {
@@ -160,6 +163,13 @@ bool affine_product_pays(const Problem& problem) noexcept {
   return problem.d_qk >= kAffineProductHeadDim && !problem.dropout;
 }
 
+/// Whether two blocks of one consumer fit a multiprocessor.
+bool has_two_blocks(const Problem& problem, const KernelSpec& spec) {
+  constexpr int kReserved = 1024;  // of each block, by the driver
+  return consumers(spec) == 1 && may_have_two_blocks(problem) &&
+         2 * (sm90::shared_layout(shape_of(spec)).bytes + kReserved) <= limits(problem.arch).shared_per_sm;
+}
+
 KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixed, const Choice& choice) {
   KernelSpec spec;
   Sm90Forward& own = spec.own.emplace<Sm90Forward>();
@@ -195,6 +205,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   own.own_ends = sm90_forward_own_ends(spec);
   own.dynamic = choice.dynamic;
   own.affine_reach = choice.affine_reach;
+  if (has_two_blocks(problem, spec)) spec.min_blocks = 2;
   return spec;
 }
 

@@ -104,6 +104,12 @@ FA_DEVICE constexpr bool wants_ordered_dq() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_two_blocks() {
+  if constexpr (requires { Config::kTwoBlocks; }) return Config::kTwoBlocks;
+  return false;
+}
+
+template <class Config>
 FA_DEVICE constexpr bool has_rows_without_keys() {
   if constexpr (requires { Config::kRowsWithoutKeys; }) return Config::kRowsWithoutKeys;
   return false;
@@ -173,6 +179,8 @@ template <class Config>
 inline constexpr int kSplitBlocks = split_blocks_of<Config>();  // of a cluster, which share the steps of a key tile
 template <class Config>
 inline constexpr bool kOrderedDq = wants_ordered_dq<Config>();  // additions to dQ's accumulator
+template <class Config>
+inline constexpr bool kTwoBlocks = wants_two_blocks<Config>();  // share a multiprocessor's registers
 template <class Config>
 inline constexpr bool kRowsWithoutKeys = has_rows_without_keys<Config>();  // in front of a dense causal diagonal
 template <class Config>

@@ -124,22 +124,26 @@ struct ForwardTraits {
   // the next product S.
   static constexpr bool kExactMax = kernel::kExactMax<Config>;
   static_assert(!kExactMax || (!kPartial && !kAffine), "scores are searched as they come from the product");
+  // One consumer waits for its own products and exponentials. Two blocks a multiprocessor do so in turn.
+  static constexpr bool kTwoBlocks = kernel::kTwoBlocks<Config>;
+  static_assert(!kTwoBlocks || (kConsumers == 1 && !kEmptyWarp && !kDropout), "a producer of 40 registers");
   // What the launch gives every thread, redistributed: for a thread of each warpgroup together,
-  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8 * (kThreads / kWarpgroup);
+  static constexpr int kLaunchRegisters = 65536 / (kTwoBlocks ? 2 : 1) / kThreads / 8 * 8 * (kThreads / kWarpgroup);
   static constexpr int kLoneProducerRegisters = kEmptyWarp ? 96 : 56;  // next to one consumer
   static constexpr int kDropoutRegisters = kConsumers == 1      ? 96
                                            : !kDropoutWarpgroup ? 72
                                            : kLists             ? 56
                                            : kHeadDimV <= 96    ? 80
                                                                 : 48;
-  static constexpr int kLoaderRegisters = kConsumers == 1             ? kLoneProducerRegisters
+  static constexpr int kLoaderRegisters = kTwoBlocks                  ? 40
+                                          : kConsumers == 1           ? kLoneProducerRegisters
                                           : kThreads < 4 * kWarpgroup ? 40
                                           : kDropout && kLists        ? 40
                                                                       : 32;
   static constexpr int kProducerRegisters = kDropout && !kDropoutWarpgroup ? kDropoutRegisters : kLoaderRegisters;
   static constexpr int kOtherRegisters = kProducerRegisters + (kDropoutWarpgroup ? kDropoutRegisters : 0);
   static constexpr int kConsumerRegisters =
-      kConsumers == 1 ? 256 : (kLaunchRegisters - kOtherRegisters) / kConsumers / 8 * 8;
+      kConsumers == 1 && !kTwoBlocks ? 256 : (kLaunchRegisters - kOtherRegisters) / kConsumers / 8 * 8;
 
   static_assert(kTileM % 64 == 0 && kConsumers >= 1 && kConsumers <= 4, "64 query rows a warpgroup");
   static_assert(kTileN % 16 == 0 && kTileN <= 256, "keys are consumed 16 at a time");

@@ -6,6 +6,11 @@
 namespace fa::plan {
 namespace {
 
+/// No line where there is one.
+int two_blocks(const KernelSpec& spec) {
+  return spec.min_blocks == 2 ? 1 : Field::kAbsent;
+}
+
 constexpr Field kFields[] = {
     field<&SpecHead::d_qk>("d_qk").as("kHeadDimQk"),
     field<&SpecHead::d_v>("d_v").as("kHeadDimV"),
@@ -25,6 +30,7 @@ constexpr Field kFields[] = {
     field<&SpecHead::split>("split").as("kSplit"),
     launched("splits", "Thread blocks that share the keys of a query tile"),
     field<&SpecHead::min_blocks>("min_blocks"),
+    derived("kTwoBlocks", two_blocks, "a multiprocessor"),
     field<&Sm90Forward::skips_hidden>("skips_hidden")
         .when_set()
         .as("kSkipsHidden", "pieces of tiles behind the diagonal"),

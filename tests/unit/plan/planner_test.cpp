@@ -332,10 +332,10 @@ TEST(Choice, SlotsAreDenseAndUnique) {
     EXPECT_EQ(choice.slot(), slot);
   }
   // A new member of Choice breaks this binding: it needs a bit of the slot.
-  const auto [aligned, short_query, pack_gqa, many_diagonals, dynamic, many_rows, long_rows, short_parts, exact_max,
-              affine_reach, scheduled, own_parts, few_rows, shares_splits, family, splits] = Choice{};
-  const bool any = short_query || pack_gqa || many_diagonals || dynamic || many_rows || long_rows || short_parts ||
-                   exact_max || affine_reach || scheduled || own_parts || few_rows > 0 || shares_splits || splits > 1;
+  const auto [aligned, short_query, pack_gqa, many_diagonals, dynamic, many_rows, long_rows, exact_max, affine_reach,
+              scheduled, own_parts, few_rows, shares_splits, family, splits] = Choice{};
+  const bool any = short_query || pack_gqa || many_diagonals || dynamic || many_rows || long_rows || exact_max ||
+                   affine_reach || scheduled || own_parts || few_rows > 0 || shares_splits || splits > 1;
   EXPECT_EQ(Choice{}.slot(), (aligned ? 1 : 0) + (any || family == Family::sm90 ? 2 : 0));
 }
 
@@ -350,7 +350,6 @@ TEST(Choice, SplitsOnlyWhenThereAreTooFewBlocks) {
     ASSERT_LE(choice.splits, 64);
     if (choice.splits == 1) continue;
     ASSERT_GE(problem.s_kv / choice.splits, choice.short_query ? 128 : 512) << "a split must be worth its overhead";
-    ASSERT_FALSE(choice.short_parts && choice.many_rows) << "they share a bit of the slot";
     const std::int64_t rows = choice.pack_gqa ? problem.s_q * (problem.h_q / problem.h_kv) : problem.s_q;
     const std::int64_t heads = choice.pack_gqa ? problem.h_kv : problem.h_q;
     const bool persistent = choice.family == Family::sm90;
@@ -380,14 +379,20 @@ TEST(Choice, DecodeShapesAreSplit) {
   EXPECT_EQ(choose(shaped(1, 8, 8, 128, 1024), {}).splits, 2) << "more rows leave larger partial results";
 }
 
-TEST(Choice, TheFewKeysOfASplitComeInShortTiles) {
-  const auto tile_n = [](std::int64_t s_kv, std::int64_t s_q = 1) {
-    return plan_forward(shaped(1, 32, 8, s_q, s_kv), {}).kernel.tile_n;
-  };
-  EXPECT_EQ(tile_n(8192), 64);
-  EXPECT_EQ(tile_n(8193 + 16), 128) << "more than 512 keys a split";
-  EXPECT_EQ(tile_n(511), 128) << "no split";
-  EXPECT_EQ(tile_n(8192, 64), 128) << "a tile of many rows";
+TEST(Choice, BlocksOfShortQueriesShareAMultiprocessor) {
+  const auto blocks = [](const Problem& problem) { return plan_forward(problem, {}).kernel.min_blocks; };
+  Problem decode = shaped(64, 32, 8, 1, 8192);
+  EXPECT_EQ(blocks(decode), 2);
+  EXPECT_EQ(blocks(shaped(64, 32, 8, 128, 8192)), 1) << "two consumers";
+  const Choice choice = choose(decode, {});
+  const KernelSpec kernel = plan_forward(decode, {}).kernel;
+  kernel::ForwardVariantParams params;
+  EXPECT_EQ(forward_params(decode, {}, 1, choice.splits, kernel, 132, {}, params).grid, 264);
+  decode.bounded = true;
+  EXPECT_EQ(blocks(decode), 1) << "the call counts its multiprocessors";
+  decode.bounded = false;
+  decode.dropout = true;
+  EXPECT_EQ(blocks(decode), 1) << "warps that draw take registers";
 }
 
 TEST(Choice, BlocksFindTheirPartsOfFewRowsByThemselves) {
