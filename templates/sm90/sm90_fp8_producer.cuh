@@ -1,6 +1,7 @@
 #ifndef FA_TEMPLATES_SM90_SM90_FP8_PRODUCER_CUH_
 #define FA_TEMPLATES_SM90_SM90_FP8_PRODUCER_CUH_
 
+#include <ptx/fp8.cuh>
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/ldmatrix.cuh>
 #include <ptx/math.cuh>
@@ -14,7 +15,7 @@
 namespace fa::sm90 {
 
 /// The warps that load, and those that transpose V. Warp 0 finds query tiles, posts work descriptors and copies Q, K
-/// and V; the others transpose what has landed of V.
+/// and V; the others transpose what has landed of V, or with kPrecise widen it.
 template <class Config>
 struct Fp8Producer : Fp8Block<Config> {
   using Base = Fp8Block<Config>;
@@ -33,6 +34,7 @@ struct Fp8Producer : Fp8Block<Config> {
   static constexpr int kFirstTransposer = 1;
   static_assert(kFirstTransposer + kTransposers <= kWarpgroup / kWarpSize, "warps of the producer");
   static constexpr int kBoxColumns = 2 * kSlabColumns;  // of 8 bits
+  static constexpr uint32_t kEven = 0x6420, kOdd = 0x7531;
 
   FA_DEVICE explicit Fp8Producer(const Base& base) : Base(base) {}
 
@@ -153,7 +155,11 @@ struct Fp8Producer : Fp8Block<Config> {
       ptx::mbarrier_wait(landed(slot.index), slot.parity);
       if (ptx::ld_shared_b32(listed_shared(slot.index)) == 0) return;
       ptx::mbarrier_wait(v_empty(slot.index), slot.parity ^ 1);  // consumers have read what was there
-      transpose_tile(landed_shared(slot.index), v_shared(slot.index), which, lane);
+      if constexpr (Traits::kPrecise) {
+        widen_tile(landed_shared(slot.index), v_shared(slot.index), which, lane);
+      } else {
+        transpose_tile(landed_shared(slot.index), v_shared(slot.index), which, lane);
+      }
       ptx::fence_proxy_async();  // products read it
       ptx::sync_warp();          // all lanes have read and written
       if (lane == 0) {
@@ -164,6 +170,47 @@ struct Fp8Producer : Fp8Block<Config> {
     }
   }
 
+  /// V as f16, of every kTransposers-th 16 columns. Eight lanes have eight keys, whose chunks lie in all banks. Of 16
+  /// columns the even ones come first, so that a consumer's thread has four neighbours of O (Fp8Epilogue).
+  FA_DEVICE static void widen_tile(uint32_t source, uint32_t target, int which, int lane) {
+    constexpr int kKeyBlocks = kernel::ceil_div(kTileN, 32);
+    constexpr int kTogether = kKeyBlocks % 2 == 0 ? 2 : 1;
+    const uint32_t key = static_cast<uint32_t>(lane), row = key % 8;
+    const auto has_key = [&](uint32_t block) { return kTileN % 32 == 0 || block * 32 + key < kTileN; };
+    FA_UNROLL_BY(1)
+    for (uint32_t columns = static_cast<uint32_t>(which); columns < kHeadDimV / 16; columns += kTransposers) {
+      const uint32_t from = source + key * LandedTile::kRowBytes + columns / 8 * LandedTile::kSlabBytes +
+                            (columns % 8 ^ row) * kernel::kChunkBytes;
+      const uint32_t to = target + key * VTile::kRowBytes + columns / 4 * VTile::kSlabBytes +
+                          (columns % 4 * 2 ^ row) * kernel::kChunkBytes;
+      FA_UNROLL_BY(1)
+      for (uint32_t first = 0; first < kKeyBlocks; first += kTogether) {
+        kernel::Chunk bytes[kTogether];  // loads are in flight together
+        FA_UNROLL
+        for (uint32_t i = 0; i < kTogether; ++i) {
+          if (has_key(first + i)) bytes[i] = ptx::ld_shared_chunk(from + (first + i) * 32 * LandedTile::kRowBytes);
+        }
+        FA_UNROLL
+        for (uint32_t i = 0; i < kTogether; ++i) {
+          if (!has_key(first + i)) continue;
+          const uint32_t to_keys = to + (first + i) * 32 * VTile::kRowBytes;
+          store_wide(to_keys, bytes[i], kEven);
+          store_wide(to_keys ^ kernel::kChunkBytes, bytes[i], kOdd);
+        }
+      }
+    }
+  }
+  /// Every other byte of 16.
+  FA_DEVICE static void store_wide(uint32_t to, const kernel::Chunk& bytes, uint32_t every_other) {
+    kernel::Chunk wide;
+    FA_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      ptx::widen_bytes<typename Traits::T>(wide.word[2 * i], wide.word[2 * i + 1],
+                                           ptx::prmt(bytes.word[2 * i], bytes.word[2 * i + 1], every_other));
+    }
+    ptx::st_shared_chunk(to, wide);
+  }
+
   /// Of blocks of 32 keys and 16 columns those of every kTransposers-th 16 columns. With t = lane % 4, c = lane / 4 a
   /// lane gets columns 2c and 2c + 1 of keys 2t, 2t + 1, 8 + 2t and 9 + 2t of 16. These keys become neighbours: place
   /// 4t + 2h + e of 16 is key 8h + 2t + e, as the accumulators of S have them where the operand P wants neighbours. Of
@@ -172,7 +219,6 @@ struct Fp8Producer : Fp8Block<Config> {
   FA_DEVICE static void transpose_tile(uint32_t source, uint32_t target, int which, int lane) {
     constexpr int kKeyBlocks = kTileN / 32;
     constexpr int kTogether = kKeyBlocks % 4 == 0 ? 4 : kKeyBlocks % 2 == 0 ? 2 : 1;
-    constexpr uint32_t kEven = 0x6420, kOdd = 0x7531;
     const uint32_t row = static_cast<uint32_t>(lane) % 8;
     const uint32_t matrix = static_cast<uint32_t>(lane) / 8;
     const uint32_t from = source + static_cast<uint32_t>(lane) * LandedTile::kRowBytes;

@@ -104,6 +104,33 @@ TEST_P(Sm90Fp8ForwardCompile, ScalesOfKeys) {
   }
 }
 
+TEST_P(Sm90Fp8ForwardCompile, Precise) {
+  const bool all = std::getenv("FA_COMPILE_GRID") != nullptr;
+  for (int d = all ? 16 : 64; d <= 256; d += all ? 16 : 64) {
+    plan::Problem problem = fp8(d, d, GetParam(), d % 128 == 0);
+    problem.precise = true;
+    expect_clean(problem);
+    problem.varlen = true;
+    problem.total_q = problem.total_kv = 20000;
+    expect_clean(problem);
+    problem.key_scales = problem.value_scales = true;
+    expect_clean(problem);
+    problem.varlen = false;
+    expect_clean(problem);
+  }
+  plan::Variants variants;
+  variants.score = "50.0000000*tanh(score/50.0000000)";
+  variants.sink = variants.left_window = true;
+  plan::Problem problem = fp8(128, 128, GetParam(), true);
+  problem.precise = true;
+  problem.variants = &variants;
+  problem.window_left = 1000;
+  expect_clean(problem);
+  problem = fp8(192, 128, GetParam(), true);
+  problem.precise = true;
+  expect_clean(problem);
+}
+
 INSTANTIATE_TEST_SUITE_P(DTypes, Sm90Fp8ForwardCompile, ::testing::Values(DType::e4m3, DType::e5m2),
                          [](const auto& test) { return std::string(to_string(test.param)); });
 

@@ -219,6 +219,7 @@ GivenConfig Arguments::config(bool host) {
                                     &value.group_size,
                                     &value.key_scales,
                                     &value.value_scales,
+                                    &value.precise,
                                     &value.max_logit,
                                     &value.max_logit_by_head,
                                     &value.entropy,

@@ -35,6 +35,7 @@ void Arguments::set_fp8(fa_config* value) {
   value->o_dtype = random_.pick(kOutputs);
   value->key_scales = random_.one_in(3);
   value->value_scales = random_.one_in(3);
+  value->precise = random_.one_in(3);
   if (value->has_o_dtype != 0 && value->o_dtype == FA_E4M3) value->zero_padding = 0;
   value->accumulate = value->invariance = 0;
   value->page_size = 0;
