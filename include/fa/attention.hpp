@@ -183,8 +183,8 @@ struct AttentionConfig {
   /// which ForwardInputs::k_scale and v_scale hold.
   bool key_scales = false;
   bool value_scales = false;
-  /// With 8-bit floats: P and V are multiplied as f16, which has all numbers of V. O is as exact as in 16 bits then, and
-  /// takes some longer (docs/fp8.md).
+  /// With 8-bit floats: P and V are multiplied as f16, which has all numbers of V. O is as exact as in 16 bits then,
+  /// and takes some longer (docs/fp8.md).
   bool precise = false;
   /// Of forward. Nothing is tuned then, and the planner's first choice runs. Refused with `accumulate`, and with fields
   /// of `kernel`.

@@ -50,7 +50,8 @@ constexpr Tile kPreciseLargest[] = {{128, 64, 3, 1, true, true, 0}, {128, 64, 2,
 
 std::span<const Tile> precise_tiles(const Problem& problem) noexcept {
   const int d = std::max(problem.d_qk, problem.d_v);
-  const bool more = problem.varlen || problem.key_scales || problem.value_scales;  // registers than three consumers have
+  const bool more =
+      problem.varlen || problem.key_scales || problem.value_scales;  // registers than three consumers have
   if (d > 192) return kPreciseLargest;
   if (d > 128) return kPreciseLarge;
   if (more) return kPreciseOfTwo;

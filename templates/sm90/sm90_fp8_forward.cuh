@@ -40,10 +40,11 @@ struct Fp8Forward : Fp8Block<Config> {
   using Variant = typename Traits::Variant;
   using Traits::kTileN, Traits::kStages, Traits::kQBuffers, Traits::kWorks, Traits::kConsumers, Traits::kSSteps,
       Traits::kPSteps, Traits::kSlices, Traits::kValueColumns, Traits::kWindowed, Traits::kPingpong, Traits::kAhead,
-      Traits::kSingleLevel, Traits::kKeyScales, Traits::kValueScales, Traits::kPrecise, Traits::kOwnRanges, Traits::kProducerRegisters,
-      Traits::kConsumerRegisters, Base::params, Base::q_shared, Base::k_shared, Base::v_shared, Base::k_full,
-      Base::k_empty, Base::v_full, Base::v_empty, Base::q_full, Base::q_empty, Base::init_barriers, Base::release,
-      Base::read_work, Base::lengths_of, Base::first_row_of, Base::has_row, Base::own_range_end, Base::tiles_of;
+      Traits::kSingleLevel, Traits::kKeyScales, Traits::kValueScales, Traits::kPrecise, Traits::kOwnRanges,
+      Traits::kProducerRegisters, Traits::kConsumerRegisters, Base::params, Base::q_shared, Base::k_shared,
+      Base::v_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_full, Base::q_empty,
+      Base::init_barriers, Base::release, Base::read_work, Base::lengths_of, Base::first_row_of, Base::has_row,
+      Base::own_range_end, Base::tiles_of;
 
   using Base::Base;
 
@@ -218,9 +219,7 @@ struct Fp8Forward : Fp8Block<Config> {
     at.v_slot.advance();
   }
 
-  FA_DEVICE void await_values(const Stream& at) const {
-    ptx::mbarrier_wait(v_full(at.v_slot.index), at.v_slot.parity);
-  }
+  FA_DEVICE void await_values(const Stream& at) const { ptx::mbarrier_wait(v_full(at.v_slot.index), at.v_slot.parity); }
 
   FA_DEVICE void settle(const P& pairs) const {
     if constexpr (kValueScales || kPrecise) {
@@ -413,8 +412,8 @@ struct Fp8Forward : Fp8Block<Config> {
     for (int i = 0; i < kCount; ++i) x[i] *= factor[i / 2 % 2];
   }
 
-  /// P as the operand of the next product: with kPrecise in the order of scores. Of 16 keys place 4t + 2h + e is key 8h + 2t + e, which is what a thread has
-  /// of two n8 tiles: V's keys are in that order.
+  /// P as the operand of the next product: with kPrecise in the order of scores. Of 16 keys place 4t + 2h + e is key 8h
+  /// + 2t + e, which is what a thread has of two n8 tiles: V's keys are in that order.
   FA_DEVICE static void pack(P& pairs, const S& s) {
     FA_UNROLL
     for (int step = 0; step < kPSteps; ++step) {

@@ -184,8 +184,8 @@ struct Fp8Block : Scores<Fp8Traits<Config>> {
 
   using Base::Base;
 
-  // v_full: V is transposed, or widened; v_empty: consumers have read that. landed: V is there as it is in memory; taken: it is
-  // transposed, so that its buffer is free.
+  // v_full: V is transposed, or widened; v_empty: consumers have read that. landed: V is there as it is in memory;
+  // taken: it is transposed, so that its buffer is free.
   FA_DEVICE uint32_t landed(int stage) const { return k_full(4 * kStages + 2 * kQBuffers + stage); }
   FA_DEVICE uint32_t taken(int stage) const { return landed(kStages + stage); }
   FA_DEVICE uint32_t landed_shared(int stage) const {

@@ -165,8 +165,8 @@ std::string BenchProblem::text() const {
                      stored("k_dtype", k_dtype), stored("v_dtype", v_dtype),
                      invariance == Invariance::none ? "" : fmt::format(" invariance={}", to_string(invariance)),
                      variant_text() == "plain" ? "" : " " + variant_text(), gradients) +
-         text_of(statistics) + (key_scales ? " key_scales" : "") + (value_scales ? " value_scales" : "") + (precise ? " precise" : "") +
-         (place ? fmt::format(" at={}x{}", place->q, place->kv) : "") +
+         text_of(statistics) + (key_scales ? " key_scales" : "") + (value_scales ? " value_scales" : "") +
+         (precise ? " precise" : "") + (place ? fmt::format(" at={}x{}", place->q, place->kv) : "") +
          (max_multiprocessors != 0 ? fmt::format(" multiprocessors={}", max_multiprocessors) : "");
 }
 

@@ -62,6 +62,9 @@ TEST(Fp8, ConfigurationsThatHaveNoMeaningAreRefused) {
   plain.value_scales = true;
   expect_invalid("value_scales", [&] { create(plain); });
   plain.value_scales = false;
+  plain.precise = true;
+  expect_invalid("precise", [&] { create(plain); });
+  plain.precise = false;
   plain.o_dtype = DType::bf16;
   expect_invalid("o_dtype", [&] { create(plain); });
 }
@@ -86,6 +89,7 @@ struct Call {
     config.o_dtype = c.o_dtype;
     config.key_scales = key_scales;
     config.value_scales = value_scales;
+    config.precise = precise;
     Attention::create(config, Device::host()).forward(in, {outputs.o.view(), outputs.lse.view()});
   }
 
@@ -93,7 +97,7 @@ struct Call {
   AttentionInputs inputs;
   AttentionOutputs outputs;
   ForwardInputs in;
-  bool key_scales = false, value_scales = false;
+  bool key_scales = false, value_scales = false, precise = false;
 };
 
 /// By the formula, in double.
@@ -129,6 +133,15 @@ TEST(Fp8, ScalesMultiplyRowsOfQAndHeadsOfKAndV) {
       }
     }
   }
+}
+
+TEST(Fp8, TheHostIsPreciseInAnyCase) {
+  Call call(DType::e4m3);
+  call.run();
+  const std::vector<std::byte> plain(call.outputs.o.bytes().begin(), call.outputs.o.bytes().end());
+  call.precise = true;
+  call.run();
+  EXPECT_TRUE(std::ranges::equal(call.outputs.o.bytes(), plain));
 }
 
 TEST(Fp8, KeysHaveScalesOfTheirOwn) {
