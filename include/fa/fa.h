@@ -598,7 +598,7 @@ typedef struct fa_append_inputs {
    * written, or with scales_given nonzero has the one that is there. */
   const fa_tensor* k_scale;
   const fa_tensor* v_scale;
-  int32_t scales_given;
+  int32_t scales_given; /* into latent rows of 656 bytes v, v_cache, k_scale are NULL, and scales are in the rows */
   int32_t reserved_after_scales_given; /* 0 */
 } fa_append_inputs;
 

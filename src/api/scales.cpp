@@ -91,7 +91,7 @@ std::int64_t stored_columns(const std::optional<DType>& stored, std::int64_t d) 
 
 bool has_latent_rows(const AttentionConfig& config) noexcept {
   return config.k_dtype == DType::e4m3 && !config.v_dtype && config.head_dim == kLatentColumns &&
-         config.value_in_key == kLatentValues && config.page_size > 0;
+         config.value_in_key == kLatentValues && config.page_size != 0;
 }
 
 std::int64_t key_columns(const AttentionConfig& config) noexcept {

@@ -342,7 +342,9 @@ Sizes Arguments::sizes(const GivenConfig& config) {
   result.s_q = random_.pick(kLengths);
   result.s_kv = random_.pick(kLengths);
   result.d_qk = head_dim(config.seen.head_dim);
-  result.d_v = config.seen.head_dim_v != 0 ? head_dim(config.seen.head_dim_v) : result.d_qk;
+  result.d_v = config.seen.value_in_key > 0  ? head_dim(config.seen.value_in_key)
+               : config.seen.head_dim_v != 0 ? head_dim(config.seen.head_dim_v)
+                                             : result.d_qk;
   result.heads = result.h_q != 1 || result.h_kv != 1 || random_.one_in(2);
   if (config.seen.varlen == 0) return result;
   result.heads = true;
@@ -586,7 +588,7 @@ ForwardArguments Arguments::forward(const GivenConfig& config) {
   fa_forward_inputs inputs{};
   inputs.q = heads_tensor(config, given, false, false, Use::input, &q);
   inputs.k = heads_tensor(config, given, true, false, Use::input, &k);
-  inputs.v = heads_tensor(config, given, true, true, Use::input);
+  if (config.seen.value_in_key == 0 || bad()) inputs.v = heads_tensor(config, given, true, true, Use::input);
   inputs.sequences = sequences(config, given, q);
   if (config.seen.dropout > 0 || bad()) inputs.dropout = dropout();
   inputs.captures = captured(config, given, false, &inputs.capture_count);
