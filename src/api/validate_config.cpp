@@ -145,7 +145,6 @@ void validate_fp8(const AttentionConfig& config) {
   if (o_dtype_of(config) == DType::e4m3 && config.zero_padding) {
     throw_invalid("zero_padding", "true", "false with an o_dtype of e4m3");
   }
-  refuse("page_size", config.page_size != 0);
   refuse("dropout", config.dropout > 0);
   refuse("accumulate", config.accumulate);
   refuse("value_in_key", config.value_in_key != 0);

@@ -11,6 +11,7 @@
 #include <sm90/sm90_fp8_layout.cuh>
 
 #include "plan/fixed.hpp"
+#include "plan/tensor_map.hpp"
 #include "support/text.hpp"
 
 namespace fa::plan {
@@ -24,6 +25,7 @@ constexpr int kMaxConsumers = 4;
 constexpr int kKeyStep = 32;  // of a product
 constexpr int kWideKeyStep = 16;
 constexpr int kMaxTileN = 256;
+constexpr int kBoxRows = 8;  // of a box of a page, at least: whole rows of the swizzle
 
 struct Tile {
   int tile_m, tile_n, stages, q_buffers;
@@ -50,8 +52,8 @@ constexpr Tile kPreciseLargest[] = {{128, 64, 3, 1, true, true, 0}, {128, 64, 2,
 
 std::span<const Tile> precise_tiles(const Problem& problem) noexcept {
   const int d = std::max(problem.d_qk, problem.d_v);
-  const bool more =
-      problem.varlen || problem.key_scales || problem.value_scales;  // registers than three consumers have
+  const bool more = problem.varlen || problem.paged() || problem.key_scales ||
+                    problem.value_scales;  // registers than three consumers have
   if (d > 192) return kPreciseLargest;
   if (d > 128) return kPreciseLarge;
   if (more) return kPreciseOfTwo;
@@ -63,7 +65,8 @@ std::span<const Tile> tiles_for(const Problem& problem, bool single_level) noexc
   if (problem.precise) return precise_tiles(problem);
   const int d_qk = problem.d_qk, d_v = problem.d_v;
   // O is of the tensor cores then, beside S; sequences and scales of keys do not fit three consumers' registers.
-  const bool of_keys = problem.key_scales || problem.value_scales, of_both = problem.key_scales && problem.value_scales;
+  const bool of_keys = problem.key_scales || problem.value_scales || problem.paged(),
+             of_both = problem.key_scales && problem.value_scales;
   if (of_both && d_qk <= 128 && d_v == 128) return kMediumOfBoth;
   if ((single_level || problem.varlen || of_keys) && std::max(d_qk, d_v) <= 128) return kMedium;
   if (d_qk <= 128 && (d_v <= 64 || d_v == 128)) return kThree;
@@ -104,6 +107,7 @@ KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& c
   if (problem.variants != nullptr) spec.variants = *problem.variants;
   spec.positive_scale = true;  // signs of scales are known to the device alone
   spec.varlen = problem.varlen;
+  spec.page_size = problem.page_size;
   spec.bounded = problem.bounded && comes_in_waves(problem);
   spec.tile_m = fixed.number("tile_m", tile.tile_m);
   spec.tile_n = fixed.number("tile_n", tile.tile_n);
@@ -138,7 +142,12 @@ const char* sm90_fp8_forward_misfit(const Problem& problem) noexcept {
     return "sm90_fp8 with head dims in multiples of 16 up to 256";
   }
   if (problem.invariance != Invariance::none) return "sm90_fp8 with invariance none";
-  if (problem.paged()) return "sm90_fp8 with page_size 0";
+  if (problem.paged() && !problem.contiguous() && problem.page_size % kBoxRows != 0) {
+    return "sm90_fp8 with a page_size that is a multiple of 8";
+  }
+  if (problem.paged() && problem.variants != nullptr && problem.variants->chunked) {
+    return "sm90_fp8 with page_size 0, or without chunks";
+  }
   if (problem.dropout) return "sm90_fp8 without dropout";
   if (problem.accumulate) return "sm90_fp8 without accumulate";
   if (problem.value_in_key) return "sm90_fp8 with value_in_key 0";
@@ -152,6 +161,10 @@ const char* sm90_fp8_forward_obstacle(const Problem& problem) noexcept {
   if (problem.varlen && std::max(problem.total_q, problem.total_kv) > kernel::kBoundedRows) {
     return "the packed batch has more than 2^30 rows";
   }
+  // The first and the last key that are needed may not be in one box.
+  const bool windowed = problem.variants != nullptr && problem.variants->left_window;
+  const std::int64_t longest_box = problem.contiguous() ? kMaxTileN : problem.page_size;
+  if (problem.paged() && windowed && problem.window_left < longest_box) return "a window is shorter than a page";
   return nullptr;
 }
 
@@ -206,6 +219,13 @@ std::string sm90_fp8_forward_refusal(const KernelSpec& spec) {
   if (own.precise && !own.single_level) return "single_level = 0: accepted is 1 with precise";
   if (own.value_scales && own.single_level && !own.precise) return "single_level = 1: accepted is 0 with value_scales";
   if (spec.split) return "splits > 1: accepted is 1";
+  if (spec.page_size != 0) {
+    const int box = rows_together(spec.page_size, spec.tile_n);
+    if (box % kBoxRows != 0 || spec.variants.chunked) {
+      return fmt::format("page_size = {}: accepted are multiples of 8, without chunks", spec.page_size);
+    }
+    if (spec.tile_n / box > 32) return fmt::format("tile_n = {}: accepted are at most 32 boxes", spec.tile_n);
+  }
   const int shared = sm90_fp8_forward_shared_bytes(spec);
   const int shared_limit = limits(spec.arch).shared_per_block;
   if (shared > shared_limit) {

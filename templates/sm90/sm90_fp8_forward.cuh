@@ -306,7 +306,9 @@ struct Fp8Forward : Fp8Block<Config> {
 
   FA_DEVICE void load_scales_of_keys(Stream& at, int left) const {
     Query query = work_of(at);
-    if constexpr (Traits::kVarlen) {
+    if constexpr (Traits::kPaged) {
+      query.pages = this->pages_of(query);
+    } else if constexpr (Traits::kVarlen) {
       const uint32_t work = this->work_shared(at.count % kWorks);
       query.sequence.first_key = static_cast<int>(ptx::ld_shared_b32(work + 4 * Base::kFirstKeyWord));
     }

@@ -6,6 +6,7 @@
 #include <common/forward_schedule.cuh>
 #include <common/fp8.cuh>
 #include <common/mask.cuh>
+#include <common/paged.cuh>
 #include <common/sequences.cuh>
 #include <common/switches.cuh>
 #include <common/variant.cuh>
@@ -81,9 +82,9 @@ struct Fp8Traits {
   static constexpr int kPSteps = kTileN / (kPrecise ? 16 : 32);
   static constexpr int kPieces = 1;
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
-  static constexpr int kPageSize = 0;
-  static constexpr bool kPaged = false;
-  static constexpr bool kRagged = kVarlen;
+  static constexpr int kPageSize = kernel::kPageSize<Config>;
+  static constexpr bool kPaged = kPageSize != 0;
+  static constexpr bool kRagged = kVarlen || kPaged;
   static constexpr bool kWindowed = Variant::kLeftWindow || Variant::kChunked;
   static constexpr bool kWaves = kRagged && !kernel::kBounded<Config>;
   static constexpr bool kPingpong = Config::kTakeTurns;
@@ -127,6 +128,8 @@ struct Fp8Traits {
   static_assert(!kPrecise || kSingleLevel, "sums of products of 16 bits are exact enough");
   static_assert(!Config::kSplit, "keys are not split");
   static_assert(!Variant::kMask, "left to other kernels");
+  static_assert(kPageSize < 0 || kPageSize % 8 == 0, "boxes of pages are whole rows of the swizzle");
+  static_assert(!kPaged || !Variant::kChunked, "the first key of a chunk may be anywhere in a box");
 
   // Tiles of pairs of columns: 128 bytes of a slab are 128 columns, and a step of the product 32 of them.
   using QTile = SwizzledTile<kTileM, kHeadDimQk / 2>;
@@ -162,13 +165,23 @@ struct Fp8Traits {
   using RawScale = typename kernel::Either<ScoreScale, Nothing, Variant::kScore>::type;
   using Sequence = typename kernel::Either<kernel::Sequence, Nothing, kRagged>::type;
 
+  // A KV tile comes out of pages in boxes, each by a lane of the warp that loads.
+  static constexpr int kBoxRows = kPaged ? kernel::kRowsTogether<kPageSize, kTileN> : kTileN;
+  static constexpr int kBoxes = kTileN / kBoxRows;
+  static_assert(kBoxes <= kernel::kWarpSize, "a lane a box");
+  struct InPages {
+    int table_row;   // the request's row of the block table
+    int first_read;  // keys before it are hidden from all rows
+  };
+  using Pages = typename kernel::Either<InPages, Nothing, kPaged>::type;
+
   struct Query {
     ForwardTile tile;
     KvRange range;
     int kv_head;
     int head_in_group;
     Sequence sequence;
-    Nothing pages;
+    Pages pages;  // not of those that were posted
   };
 };
 
@@ -228,14 +241,45 @@ struct Fp8Block : Scores<Fp8Traits<Config>> {
   template <int kCount>
   FA_DEVICE void load_scales(float (&of)[kCount], const float* scales, int64_t stride_b, int64_t stride_h,
                              int64_t stride_s, const Query& query, int n, int lane) const {
-    const auto& lengths = this->lengths_of(query);
-    const float* const head = scales + query.kv_head * stride_h +
-                              kernel::offset_of_keys<Traits::kVarlen>(lengths, query.tile.batch, stride_b, stride_s);
+    if constexpr (Traits::kPaged) {
+      load_scales_in_pages(of, scales, stride_b, stride_h, stride_s, query, n, lane);
+    } else {
+      const auto& lengths = this->lengths_of(query);
+      const float* const head = scales + query.kv_head * stride_h +
+                                kernel::offset_of_keys<Traits::kVarlen>(lengths, query.tile.batch, stride_b, stride_s);
+      FA_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        const int key = n * Traits::kTileN + 32 * i + lane;
+        const int existing = key < lengths.s_kv ? key : lengths.s_kv - 1;
+        of[i] = scales == nullptr ? 1.f : ptx::ld_global_nc(head + existing * stride_s);
+      }
+    }
+  }
+  /// Where the keys of a query tile that was posted are.
+  FA_DEVICE typename Traits::Pages pages_of(const Query& query) const {
+    const typename Traits::Rows rows{params.group, query.tile.head};
+    return {kernel::table_row_of(params.paged, query.tile.batch),
+            kernel::keys_begin<Variant>(params, query.sequence, rows.position(this->first_row_of(query.tile)))};
+  }
+
+  /// The keys that a request has of KV tile n, by its row of the block table; those in front of what any row sees are
+  /// not looked for.
+  FA_DEVICE auto keys_of(const Query& query, const typename Traits::Pages& pages) const {
+    return kernel::keys_in_cache<Traits::kPageSize>(params.paged, pages.table_row, pages.first_read,
+                                                    query.sequence.s_kv);
+  }
+  /// Of [pages, h_kv, page]; 1 of keys that are hidden.
+  template <int kCount>
+  FA_DEVICE void load_scales_in_pages(float (&of)[kCount], const float* scales, int64_t stride_page, int64_t stride_h,
+                                      int64_t stride_s, const Query& query, int n, int lane) const {
+    const auto keys = keys_of(query, query.pages);
     FA_UNROLL
     for (int i = 0; i < kCount; ++i) {
       const int key = n * Traits::kTileN + 32 * i + lane;
-      const int existing = key < lengths.s_kv ? key : lengths.s_kv - 1;
-      of[i] = scales == nullptr ? 1.f : ptx::ld_global_nc(head + existing * stride_s);
+      const int page = scales != nullptr && key >= keys.begin && key < keys.end ? keys.page_of(key) : -1;
+      of[i] = keys.has(key, page) ? ptx::ld_global_nc(scales + page * stride_page + query.kv_head * stride_h +
+                                                      keys.row_in_page(key) * stride_s)
+                                  : 1.f;
     }
   }
   FA_DEVICE float v_scale(const Query& query) const {

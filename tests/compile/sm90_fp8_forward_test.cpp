@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include <fa/paged.hpp>
+
 #include "compile/compiler.hpp"
 #include "plan/planner.hpp"
 #include "render/source.hpp"
@@ -101,6 +103,21 @@ TEST_P(Sm90Fp8ForwardCompile, ScalesOfKeys) {
     problem.varlen = true;
     problem.total_q = problem.total_kv = 20000;
     expect_clean(problem);
+  }
+}
+
+TEST_P(Sm90Fp8ForwardCompile, Pages) {
+  for (const int d : {64, 128, 192, 256}) {
+    for (const int page_size : {16, 64, static_cast<int>(kContiguous)}) {
+      plan::Problem problem = fp8(d, d, GetParam(), d != 128);
+      problem.page_size = page_size;
+      problem.key_scales = problem.value_scales = page_size == 16;
+      problem.precise = page_size == 64;
+      expect_clean(problem);
+      problem.varlen = true;
+      problem.total_q = 20000;
+      expect_clean(problem);
+    }
   }
 }
 

@@ -5,6 +5,8 @@
 #include <span>
 #include <stdexcept>
 
+#include <fa/paged.hpp>
+
 #include "plan/sm90_fp8_forward.hpp"
 #include "support/variant_case.hpp"
 
@@ -48,6 +50,7 @@ constexpr Shape kShapes[] = {
     {DType::e4m3, 64, 112, 192, 80, 2, 2, 112, true, true, true, true, true, false, false, true, true, true},
     {DType::e4m3, 80, 48, 128, 96, 2, 2, 48, false, false, false, true, false, true, false, false, true, true},
 };
+constexpr std::size_t kOfPages = 22 + 5;  // behind those and the packed ones
 constexpr std::size_t kOfBytes = 11, kOfKeyScales = 15, kOfPrecise = 16, kOfPreciseScales = 20;
 constexpr Shape kPackedShapes[] = {
     {DType::e4m3, 64, 64, 128, 64, 2, 2, 64, true, true, true, false, false, false},
@@ -57,36 +60,57 @@ constexpr Shape kPackedShapes[] = {
     {DType::e5m2, 64, 64, 128, 80, 2, 2, 64, true, true, true, true, true, false, false, true, true, true},
 };
 
+struct PagedShape {
+  Shape shape;
+  int page_size;
+  bool varlen;
+};
+constexpr PagedShape kPagedShapes[] = {
+    {{DType::e4m3, 64, 64, 128, 64, 2, 2, 64, true, true, true, false, false, false, false, true, true}, 16, true},
+    {{DType::e4m3, 128, 128, 128, 128, 2, 1, 64, true, false, false, false, false, false}, 64, false},
+    {{DType::e5m2, 48, 80, 64, 96, 2, 2, 80, false, false, true, false, true, true}, 24, true},
+    {{DType::e4m3, 64, 96, 192, 64, 3, 2, 48, true, true, false, false, false, false, true, true}, 8, false},
+    {{DType::e4m3, 64, 64, 128, 64, 2, 2, 64, true, true, true, true, false, false, false, true, true, true},
+     128,
+     true},
+    {{DType::e4m3, 64, 64, 128, 96, 2, 1, 64, true, false, false, false, false, false, false, false, true},
+     static_cast<int>(fa::kContiguous),
+     false},
+};
+
+KernelSpec spec_of(const Shape& shape, bool varlen, int page_size = 0) {
+  KernelSpec spec;
+  auto& own = spec.own.emplace<fa::plan::Sm90Fp8Forward>();
+  spec.arch = {9, 0, 'a'};
+  spec.dtype = shape.dtype;
+  spec.d_qk = shape.d_qk;
+  spec.d_v = shape.d_v;
+  spec.tile_m = shape.tile_m;
+  spec.tile_n = shape.tile_n;
+  spec.stages = shape.stages;
+  spec.causal = shape.causal;
+  spec.pack_gqa = shape.pack_gqa;
+  spec.varlen = varlen;
+  spec.page_size = page_size;
+  own.q_buffers = shape.q_buffers;
+  own.value_columns = shape.value_columns;
+  own.take_turns = shape.take_turns;
+  own.ahead = shape.ahead;
+  own.single_level = shape.single_level;
+  own.half_output = shape.half_output;
+  own.byte_output = shape.byte_output;
+  own.key_scales = shape.key_scales;
+  own.value_scales = shape.value_scales;
+  own.precise = shape.precise;
+  spec.warps = fa::plan::sm90_fp8_forward_warps(spec);
+  const std::string refusal = fa::plan::sm90_fp8_forward_refusal(spec);
+  if (!refusal.empty()) throw std::logic_error(refusal);
+  return spec;
+}
+
 std::vector<KernelSpec> specs_of(std::span<const Shape> shapes, bool varlen) {
   std::vector<KernelSpec> found;
-  for (const Shape& shape : shapes) {
-    KernelSpec spec;
-    auto& own = spec.own.emplace<fa::plan::Sm90Fp8Forward>();
-    spec.arch = {9, 0, 'a'};
-    spec.dtype = shape.dtype;
-    spec.d_qk = shape.d_qk;
-    spec.d_v = shape.d_v;
-    spec.tile_m = shape.tile_m;
-    spec.tile_n = shape.tile_n;
-    spec.stages = shape.stages;
-    spec.causal = shape.causal;
-    spec.pack_gqa = shape.pack_gqa;
-    spec.varlen = varlen;
-    own.q_buffers = shape.q_buffers;
-    own.value_columns = shape.value_columns;
-    own.take_turns = shape.take_turns;
-    own.ahead = shape.ahead;
-    own.single_level = shape.single_level;
-    own.half_output = shape.half_output;
-    own.byte_output = shape.byte_output;
-    own.key_scales = shape.key_scales;
-    own.value_scales = shape.value_scales;
-    own.precise = shape.precise;
-    spec.warps = fa::plan::sm90_fp8_forward_warps(spec);
-    const std::string refusal = fa::plan::sm90_fp8_forward_refusal(spec);
-    if (!refusal.empty()) throw std::logic_error(refusal);
-    found.push_back(spec);
-  }
+  for (const Shape& shape : shapes) found.push_back(spec_of(shape, varlen));
   return found;
 }
 
@@ -116,6 +140,15 @@ const std::vector<KernelSpec>& fp8_specs() {
 
 const std::vector<KernelSpec>& fp8_packed_specs() {
   static const std::vector<KernelSpec> specs = specs_of(kPackedShapes, true);
+  return specs;
+}
+
+const std::vector<KernelSpec>& fp8_paged_specs() {
+  static const std::vector<KernelSpec> specs = [] {
+    std::vector<KernelSpec> found;
+    for (const auto& [shape, page_size, varlen] : kPagedShapes) found.push_back(spec_of(shape, varlen, page_size));
+    return found;
+  }();
   return specs;
 }
 
@@ -360,6 +393,36 @@ const std::vector<Fp8Mutation>& fp8_mutations() {
        "rare = rare || (bits[r] <= 0 && greatest[r] < 0.f);",
        "",
        {}},
+      {"fp8_box_of_a_page_ends_with_the_page",
+       kProducer,
+       "Traits::kPageSize < 0 || behind < Traits::kPageSize ? behind : Traits::kPageSize;",
+       "behind < 0 ? 0 : Traits::kPageSize;",
+       {global_uninitialised},
+       kOfPages},
+      {"fp8_boxes_of_one_lane",
+       kProducer,
+       "if (lane >= Traits::kBoxes) return;",
+       "if (lane > 0) return;",
+       {deadlock, shared_in_flight, shared_uninitialised, barrier_misuse},
+       kOfPages},
+      {"fp8_box_of_the_first_row",
+       kProducer,
+       "const int row = keys.row_in_page(first);",
+       "const int row = 0 * first;",
+       {},
+       kOfPages + 4},
+      {"fp8_scales_of_the_first_row_of_pages",
+       kTraits,
+       "keys.row_in_page(key) * stride_s)",
+       "0 * keys.row_in_page(key) * stride_s)",
+       {},
+       kOfPages},
+      {"fp8_scales_of_the_first_page",
+       kTraits,
+       "ptx::ld_global_nc(scales + page * stride_page",
+       "ptx::ld_global_nc(scales + 0 * page * stride_page",
+       {},
+       kOfPages},
   };
   return mutations;
 }

@@ -11,6 +11,7 @@
 
 #include "emulator/forward_run.hpp"
 #include "emulator/fp8_packed.hpp"
+#include "emulator/fp8_paged.hpp"
 #include "emulator/fp8_specs.hpp"
 
 namespace emulator {
@@ -268,10 +269,26 @@ void run_packed_mutant(const Fp8Mutation& mutation) {
   }
 }
 
+/// Over pages.
+void run_paged_mutant(const Fp8Mutation& mutation) {
+  const KernelSpec& spec = fp8_paged_specs()[mutation.spec - fp8_specs().size() - fp8_packed_specs().size()];
+  const fa::test::PagedCase c = fp8_paged_case(spec, 1, true);
+  const fa::test::PagedData data = make_data(c);
+  try {
+    const Fp8PagedErrors errors =
+        fp8_paged_errors(spec, c, data, run_paged(spec, c, data, {.kernel = "mutant " + mutation.name}));
+    EXPECT_TRUE(mutation.faults.empty()) << "not caught";
+    EXPECT_TRUE(errors.o > 1 || errors.lse > 0.05) << "harmless";
+  } catch (const Fault& fault) {
+    EXPECT_TRUE(mutation.faults.contains(fault.kind)) << fault.what();
+  }
+}
+
 class Fp8Mutants : public testing::TestWithParam<std::size_t> {};
 
 TEST_P(Fp8Mutants, AreCaughtAndNamed) {
   const Fp8Mutation& mutation = fp8_mutations()[GetParam()];
+  if (mutation.spec >= fp8_specs().size() + fp8_packed_specs().size()) return run_paged_mutant(mutation);
   if (mutation.spec >= fp8_specs().size()) return run_packed_mutant(mutation);
   ForwardCase c = case_of(fp8_specs()[mutation.spec], 0);
   c.attention.h_q = 2;

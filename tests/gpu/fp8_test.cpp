@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "gpu/device_case.hpp"
+#include "gpu/paged_case.hpp"
 #include "plan/arch.hpp"
 
 namespace fa::test {
@@ -233,6 +234,51 @@ TEST_F(Fp8Forward, EveryPreciseTileMatchesFloat64) {
       config.precise = true;
       config.kernel = KernelOverride{"sm90_fp8", fields};
       EXPECT_LE(call.run(config).relative, 0.3 * 0.026) << fields;
+    }
+  }
+}
+
+/// Requests over pages, and of a contiguous cache.
+TEST_F(Fp8Forward, PagesMatchFloat64) {
+  for (const std::int64_t page_size :
+       {std::int64_t{8}, std::int64_t{16}, std::int64_t{24}, std::int64_t{64}, std::int64_t{256}, kContiguous}) {
+    for (const std::int64_t d : {64, 128, 256}) {
+      for (const auto& [key_scales, precise] : {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
+        PagedCase c;
+        c.attention = {.h_q = 8,
+                       .h_kv = 2,
+                       .d_qk = d,
+                       .d_v = d,
+                       .dtype = d == 64 ? DType::e5m2 : DType::e4m3,
+                       .causal = d != 128,
+                       .layout = d == 128 ? Layout::bhsd : Layout::bshd};
+        c.page_size = page_size;
+        c.packed = !precise;
+        c.indexed = key_scales;
+        c.scaled = true;
+        c.key_scales = c.value_scales = key_scales;
+        c.keys = {700, 33, 0, 1500, 1};
+        c.rows = c.packed ? std::vector<std::int32_t>{700, 5, 1, 300, 1} : std::vector<std::int32_t>(5, 70);
+        SCOPED_TRACE(testing::PrintToString(c));
+        DevicePaged device(c);
+        AttentionConfig config = config_of(c);
+        config.precise = precise;
+        Attention::create(config).forward(device.inputs(), device.outputs());
+        const AttentionOutputs actual = device.results();
+        const AttentionOutputs expected = reference_f64(c, device.host);
+        double squares = 0, of_all = 0;
+        for (std::size_t i = 0; i < c.rows.size(); ++i) {
+          const std::int64_t first = c.packed ? device.host.cu_q[i] : 0,
+                             b = c.packed ? 0 : static_cast<std::int64_t>(i);
+          for (std::int64_t at = 0; at < c.rows[i] * c.attention.h_q * d; ++at) {
+            const std::int64_t h = at / d % c.attention.h_q, s = first + at / d / c.attention.h_q;
+            const double o = expected.o.at(b, h, s, at % d), error = actual.o.at(b, h, s, at % d) - o;
+            squares += error * error;
+            of_all += o * o;
+          }
+        }
+        EXPECT_LE(std::sqrt(squares / of_all), precise ? 0.3 * 0.026 : kRelative);
+      }
     }
   }
 }
