@@ -43,7 +43,7 @@ void Arguments::set_fp8(fa_config* value) {
   value->precise = random_.one_in(3);
   if (value->has_o_dtype != 0 && value->o_dtype == FA_E4M3) value->zero_padding = 0;
   value->accumulate = value->invariance = 0;
-  value->page_size = 0;
+  if (!random_.one_in(4)) value->page_size = 0;
   value->dropout = 0;
   value->kernel = nullptr;
 }
@@ -91,6 +91,9 @@ const fa_tensor* Arguments::stored_scale(const fa_config& config, const Sizes& s
 
 void Arguments::set_scales(const GivenConfig& config, const Sizes& sizes, fa_forward_inputs* inputs) {
   const bool packed = config.seen.varlen != 0;
+  const std::int64_t page = config.seen.page_size;
+  const bool paged = page > 0 && page <= 256;
+  const std::int64_t blocks = paged ? sizes.b * (sizes.s_kv / page + 1) : sizes.b;
   if (is_fp8(config.seen) || bad()) {
     const auto scale = [&](std::int64_t heads) {
       return random_.one_in(2) ? nullptr : tensor(FA_F32, {sizes.b, heads}, Use::input, false);
@@ -103,6 +106,7 @@ void Arguments::set_scales(const GivenConfig& config, const Sizes& sizes, fa_for
     }
     const auto of_keys = [&](std::int32_t rows) {
       if (rows == 0 || random_.one_in(3)) return scale(sizes.h_kv);
+      if (page != 0) return tensor(FA_F32, {blocks, sizes.h_kv, paged ? page : sizes.s_kv}, Use::input, false);
       return packed ? tensor(FA_F32, {sizes.h_kv, sizes.s_kv}, Use::input, false)
                     : tensor(FA_F32, {sizes.b, sizes.h_kv, sizes.s_kv}, Use::input, false);
     };
@@ -110,9 +114,6 @@ void Arguments::set_scales(const GivenConfig& config, const Sizes& sizes, fa_for
     inputs->v_scale = of_keys(config.seen.value_scales);
     return;
   }
-  const std::int64_t page = config.seen.page_size;
-  const bool paged = page > 0 && page <= 256;
-  const std::int64_t blocks = paged ? sizes.b * (sizes.s_kv / page + 1) : sizes.b;
   inputs->k_scale = stored_scale(config.seen, sizes, false, blocks, paged ? page : sizes.s_kv, Use::input);
   inputs->v_scale = stored_scale(config.seen, sizes, true, blocks, paged ? page : sizes.s_kv, Use::input);
 }
