@@ -14,7 +14,8 @@ namespace fa {
 ///   (x cos a - y sin a, y cos a + x sin a), a = p * base^(-2 i / dims).
 /// It is computed in f32 and rounded once (docs/numerics.md).
 struct RotaryEmbedding {
-  int dims = 0;              ///< columns from the first on that take part: even, at most head_dim; 0: none do
+  /// Columns from the first on that take part: even, at most head_dim; 0: none do. With latent rows from column 512 on.
+  int dims = 0;
   bool interleaved = false;  ///< pair i has the columns 2 i and 2 i + 1, else i and i + dims / 2
   double base = 10000;       ///< finite and above 0
   /// [positions, dims / 2], cosine and sine of every angle instead of a base. Both are f32 or both of the config's
@@ -66,6 +67,8 @@ struct AppendInputs {
   /// magnitude over 448 or 127, or 0 for a row below 2^-100. Of u4x2 a group's offset is its least number, and its
   /// scale a 15th of the way from there to its greatest. One with an infinity or a NaN reads as NaN.
   bool scales_given = false;
+  // Into latent rows (docs/mla.md) go k [.., 576] alone: v, v_cache and k_scale are nothing, k_cache has rows of 656
+  // bytes. A scale is of 128 columns, and in the row.
 };
 
 /// What picks the kernel of an append, besides the configuration.

@@ -169,8 +169,8 @@ struct AttentionConfig {
   /// or bf16 then. An element stands for its value times the row's scale (ForwardInputs::k_scale). Without one the
   /// cache is of `dtype`. Forward and append only, without dropout and, but over pages, without varlen. Head dims are
   /// multiples of 16, of u4x2 of `group_size`. Rows of the cache start at multiples of 16 bytes
-  /// (docs/quantized_caches.md). With a value_in_key of 512, a head_dim of 576 and pages K may be e4m3: in latent rows
-  /// of 656 elements, which hold their scales (docs/mla.md).
+  /// (docs/quantized_caches.md). With a value_in_key of 512, a head_dim of 576 and a page_size K may be e4m3: in latent
+  /// rows of 656 elements, which hold their scales (docs/mla.md).
   std::optional<DType> k_dtype = std::nullopt;
   std::optional<DType> v_dtype = std::nullopt;
   /// With a k_dtype or v_dtype of u4x2: columns of a row that share a scale and an offset, 32, 64 or 128. 0: 32.
@@ -183,6 +183,9 @@ struct AttentionConfig {
   /// which ForwardInputs::k_scale and v_scale hold.
   bool key_scales = false;
   bool value_scales = false;
+  /// With 8-bit floats: P and V are multiplied as f16, which has all numbers of V. O is as exact as in 16 bits then,
+  /// and takes some longer (docs/fp8.md).
+  bool precise = false;
   /// Of forward. Nothing is tuned then, and the planner's first choice runs. Refused with `accumulate`, and with fields
   /// of `kernel`.
   Invariance invariance = Invariance::none;

@@ -303,7 +303,7 @@ typedef struct fa_config {
    * (value_scales). fa_forward_inputs.k_scale and v_scale hold them. */
   int32_t key_scales;
   int32_t value_scales;
-  int32_t reserved; /* 0 */
+  int32_t precise; /* nonzero: with FA_E4M3 or FA_E5M2, P and V are multiplied as f16: o is as exact as in 16 bits */
   /* What fa_forward tells of scores and of P (fa_forward_outputs). Nothing is tuned then, and no gradient flows through
    * it. Refused with accumulate, invariance, shared prefixes and 8-bit floats; docs/statistics.md has the rest. */
   int32_t max_logit;         /* enum fa_max_logit */
@@ -598,7 +598,7 @@ typedef struct fa_append_inputs {
    * written, or with scales_given nonzero has the one that is there. */
   const fa_tensor* k_scale;
   const fa_tensor* v_scale;
-  int32_t scales_given;
+  int32_t scales_given; /* into latent rows of 656 bytes v, v_cache, k_scale are NULL, and scales are in the rows */
   int32_t reserved_after_scales_given; /* 0 */
 } fa_append_inputs;
 

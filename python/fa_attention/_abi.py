@@ -73,7 +73,7 @@ class Config(Struct):
         ("page_size", ctypes.c_int64),
         *_many("accumulate value_in_key", ctypes.c_int32),
         *_many("has_k_dtype k_dtype has_v_dtype v_dtype", ctypes.c_int32),
-        *_many("invariance debug has_o_dtype o_dtype group_size key_scales value_scales reserved", ctypes.c_int32),
+        *_many("invariance debug has_o_dtype o_dtype group_size key_scales value_scales precise", ctypes.c_int32),
         *_many("max_logit max_logit_by_head entropy column_sums", ctypes.c_int32),
     ]
 

@@ -234,7 +234,7 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
                 invariance: str = "none", debug: bool = False, kernel: str = "", backward_kernel: str = "",
                 cache_mode: str = "disk", cache_directory: str = "", compile: str = "allow",
                 host_f64: bool = False, o_dtype: Optional[object] = None, group_size: int = 0,
-                key_scales: bool = False, value_scales: bool = False, max_logit: str = "none",
+                key_scales: bool = False, value_scales: bool = False, precise: bool = False, max_logit: str = "none",
                 max_logit_by_head: bool = False, entropy: bool = False, column_sums: str = "none") -> _abi.Config:
     """The fields of fa_config; score, mask: what `function` makes; page_size: k and v are pages [pages, h_kv, page_size,
     d], -1: a contiguous cache [rows, h_kv, s_max, d]; accumulate: forward adds to what o and lse hold; value_in_key: V is the first so many columns of K, and v None;
@@ -244,7 +244,7 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
     kernel is fixed, in words, "tile_m=192 stages=2"; cache_mode: where compiled kernels are kept; compile: whether some may be
     compiled; host_f64: the host device accumulates in double; o_dtype: with a dtype of
     "float8_e4m3fn" or "float8_e5m2" what o is of; key_scales, value_scales: each key has a scale for its row of
-    k, of v, then; max_logit ("softmax", "scaled"), max_logit_by_head, entropy, column_sums ("query_heads", "kv_heads"): what
+    k, of v, then; precise: P and V of these are multiplied as f16; max_logit ("softmax", "scaled"), max_logit_by_head, entropy, column_sums ("query_heads", "kv_heads"): what
     forward tells of scores and of P."""
     override = _abi.KernelOverride(family=_number("family", FAMILIES, family), text=kernel.encode())
     backward_override = _abi.KernelOverride(family=_number("backward_family", FAMILIES, backward_family),
@@ -261,7 +261,7 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
         cache_mode=_number("cache_mode", CACHE_MODES, cache_mode), compile=_number("compile", COMPILE_POLICIES, compile),
         cache_directory=os.fsencode(cache_directory),
         has_o_dtype=int(o_dtype is not None), o_dtype=0 if o_dtype is None else _views.dtype_code("o_dtype", o_dtype),
-        group_size=int(group_size), key_scales=int(key_scales), value_scales=int(value_scales),
+        group_size=int(group_size), key_scales=int(key_scales), value_scales=int(value_scales), precise=int(precise),
         max_logit=_number("max_logit", MAX_LOGITS, max_logit), max_logit_by_head=int(max_logit_by_head), entropy=int(entropy),
         column_sums=_number("column_sums", COLUMN_SUMS, column_sums),
         has_window_left=int(window_left is not None), window_left=int(window_left or 0),

@@ -101,8 +101,12 @@ bool rows_aligned(const TensorView& view) noexcept {
 }
 
 void check_rotary_dims(const AttentionConfig& config, int dims, const char* name) {
-  if (dims < 0 || dims > config.head_dim || dims % 2 != 0) {
-    throw_invalid(name, dims, fmt::format("an even number from 0 to head_dim = {}", config.head_dim));
+  const bool latent = has_latent_rows(config);
+  const int most = latent ? kLatentColumns - kLatentValues : config.head_dim;
+  if (dims < 0 || dims > most || dims % 2 != 0) {
+    throw_invalid(name, dims,
+                  fmt::format("an even number from 0 to {}",
+                              latent ? "64, the columns behind the latent's" : fmt::format("head_dim = {}", most)));
   }
 }
 
@@ -171,25 +175,31 @@ void check_queries(const AttentionConfig& config, const AppendInputs& given, App
   check_writable("q_out", inputs.q_out);
 }
 
-void check_cache(const AttentionConfig& config, AppendInputs& inputs) {
-  const std::int64_t d_v = d_v_of(config);
-  inputs.k_cache = checked_tensor("k_cache", inputs.k_cache, config, false, config.k_dtype);
+void check_value_cache(const AttentionConfig& config, const std::array<std::int64_t, 4>& shape, const char* axes,
+                       AppendInputs& inputs) {
   inputs.v_cache = checked_tensor("v_cache", inputs.v_cache, config, false, config.v_dtype);
+  check_shape("v_cache", inputs.v_cache, shape, axes);
+  check_writable("v_cache", inputs.v_cache);
+}
+
+void check_cache(const AttentionConfig& config, AppendInputs& inputs) {
+  inputs.k_cache = checked_tensor("k_cache", inputs.k_cache, config, false, config.k_dtype);
   const std::int64_t pages = inputs.k_cache.shape[0];
   const std::int64_t rows = config.page_size > 0 ? config.page_size : inputs.k_cache.shape[2];
   const char* const axes = config.page_size > 0 ? "[pages, h_kv, page_size, d]" : "[b, h_kv, s_max, d]";
-  check_shape("k_cache", inputs.k_cache,
-              {pages, inputs.k.shape[1], rows, stored_columns(config.k_dtype, config.head_dim)}, axes);
-  check_shape("v_cache", inputs.v_cache, {pages, inputs.k.shape[1], rows, stored_columns(config.v_dtype, d_v)}, axes);
+  check_shape("k_cache", inputs.k_cache, {pages, inputs.k.shape[1], rows, key_columns(config)}, axes);
   check_writable("k_cache", inputs.k_cache);
-  check_writable("v_cache", inputs.v_cache);
+  if (!has_latent_rows(config)) {
+    check_value_cache(config, {pages, inputs.k.shape[1], rows, stored_columns(config.v_dtype, d_v_of(config))}, axes,
+                      inputs);
+  }
   inputs.k_scale = check_scale(config, config.k_dtype, "k_scale", inputs.k_scale, "k_cache", inputs.k_cache);
   inputs.v_scale = check_scale(config, config.v_dtype, "v_scale", inputs.v_scale, "v_cache", inputs.v_cache);
   if (inputs.scales_given) {
     if (!config.k_dtype && !config.v_dtype) throw_invalid("scales_given", "true", "false without k_dtype or v_dtype");
     return;
   }
-  if (config.k_dtype) check_writable("k_scale", inputs.k_scale);
+  if (config.k_dtype && inputs.k_scale.defined()) check_writable("k_scale", inputs.k_scale);
   if (config.v_dtype) check_writable("v_scale", inputs.v_scale);
 }
 
@@ -319,7 +329,9 @@ plan::AppendProblem problem_of(const AttentionConfig& config) noexcept {
   problem.d_qk = config.head_dim;
   problem.d_v = d_v_of(config);
   problem.page_size = static_cast<int>(std::max<std::int64_t>(config.page_size, 0));
-  problem.k_storage = config.k_dtype ? plan::storage_of(*config.k_dtype, group_size_of(config)) : 0;
+  problem.k_storage = has_latent_rows(config) ? plan::kLatentRows
+                      : config.k_dtype        ? plan::storage_of(*config.k_dtype, group_size_of(config))
+                                              : 0;
   problem.v_storage = config.v_dtype ? plan::storage_of(*config.v_dtype, group_size_of(config)) : 0;
   return problem;
 }
@@ -384,8 +396,20 @@ namespace {
 
 void check_has_append(const AttentionConfig& config) {
   check_not_fp8(config, "append");
-  if (config.value_in_key == 0) return;
-  support::throw_unsupported("value_in_key", config.value_in_key, "0 of append: it writes k and v");
+  if (config.value_in_key == 0 || has_latent_rows(config)) return;
+  support::throw_unsupported("value_in_key", config.value_in_key,
+                             "0 of append, which writes k and v, or a k_dtype of e4m3: latent rows");
+}
+
+void check_values(const AttentionConfig& config, const AppendInputs& given, bool packed, AppendInputs& inputs) {
+  if (has_latent_rows(config)) {
+    if (given.v.defined()) throw_invalid("v", "given", "nothing with value_in_key");
+    if (given.v_cache.defined()) throw_invalid("v_cache", "given", "nothing with value_in_key");
+    return;
+  }
+  inputs.v = checked_tensor("v", given.v, config, packed);
+  check_shape("v", inputs.v, {inputs.k.shape[0], inputs.k.shape[1], inputs.k.shape[2], d_v_of(config)},
+              "[b, h_kv, s_new, head_dim_v], as k");
 }
 
 }  // namespace
@@ -396,12 +420,10 @@ AppendCall check_append(const AttentionConfig& config, const AppendInputs& given
   AppendInputs& inputs = call.inputs;
   inputs = given;
   const bool packed = is_packed(given);
-  const std::int64_t d_v = d_v_of(config);
   inputs.k = checked_tensor("k", given.k, config, packed);
-  inputs.v = checked_tensor("v", given.v, config, packed);
   const std::array<std::int64_t, 4> rows{inputs.k.shape[0], inputs.k.shape[1], inputs.k.shape[2], config.head_dim};
   check_shape("k", inputs.k, rows, "[b, h_kv, s_new, head_dim]");
-  check_shape("v", inputs.v, {rows[0], rows[1], rows[2], d_v}, "[b, h_kv, s_new, head_dim_v], as k");
+  check_values(config, given, packed, inputs);
   const std::int64_t tokens = rows[0] * rows[2];
   if (tokens > kMaxLength) throw_invalid("b * s_new", tokens, fmt::format("at most {}", kMaxLength));
   check_cache(config, inputs);

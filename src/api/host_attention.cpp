@@ -122,6 +122,8 @@ void HostAttention::forward(const ForwardCall& call, const VariantCall& variant)
   args.k_scale = call.k_scale;
   args.v_scale = call.v_scale;
   args.q_scale = call.q_scale;
+  args.k_scale_of_requests = is_fp8(config_.dtype) && !config_.key_scales;
+  args.v_scale_of_requests = is_fp8(config_.dtype) && !config_.value_scales;
   HostStatistics statistics(config_, call, args);
   run(call, args);
   statistics.reduce();

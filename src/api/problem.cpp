@@ -88,6 +88,7 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
   problem.o_dtype = config.o_dtype.value_or(DType::bf16);
   problem.key_scales = config.key_scales;
   problem.value_scales = config.value_scales;
+  problem.precise = config.precise;
   problem.invariance = config.invariance;
   problem.statistics = config.statistics;
   problem.gradients = shape.gradients;
@@ -135,6 +136,7 @@ std::string compile_command(const plan::Problem& problem, const plan::Fixed& giv
   if (problem.fp8() && problem.o_dtype != DType::bf16) add(" --o-dtype {}", to_string(problem.o_dtype));
   if (problem.key_scales) command += " --key-scales";
   if (problem.value_scales) command += " --value-scales";
+  if (problem.precise) command += " --precise";
   if (problem.stored() && size_of(problem.k_dtype) == 1) add(" --k-dtype {}", to_string(problem.k_dtype));
   if (problem.stored() && size_of(problem.v_dtype) == 1) add(" --v-dtype {}", to_string(problem.v_dtype));
   if (problem.group_size != 0) add(" --group-size {}", problem.group_size);

@@ -78,6 +78,19 @@ TensorView check_fp8_scale(const char* name, const TensorView& given, const char
   return view;
 }
 
+/// Scales of keys in pages, [pages, h_kv, page_size].
+TensorView check_page_scale(const char* name, const TensorView& given, const TensorView& of) {
+  if (!given.defined()) return {};
+  const std::string axes =
+      fmt::format("f32 [{}, {}, {}], the rows of {}", of.shape[0], of.shape[1], of.shape[2], name[0] == 'k' ? "k" : "v");
+  if (given.dtype != DType::f32) throw_invalid(name, to_string(given.dtype), axes);
+  if (given.rank != 3 || !std::equal(of.shape.begin(), of.shape.begin() + 3, given.shape.begin())) {
+    throw_invalid(name, fmt::format("shape {}", shape_text(given)), axes);
+  }
+  check_memory(name, given);
+  return given;
+}
+
 }  // namespace
 
 int group_size_of(const AttentionConfig& config) noexcept {
@@ -91,7 +104,7 @@ std::int64_t stored_columns(const std::optional<DType>& stored, std::int64_t d) 
 
 bool has_latent_rows(const AttentionConfig& config) noexcept {
   return config.k_dtype == DType::e4m3 && !config.v_dtype && config.head_dim == kLatentColumns &&
-         config.value_in_key == kLatentValues && config.page_size > 0;
+         config.value_in_key == kLatentValues && config.page_size != 0;
 }
 
 std::int64_t key_columns(const AttentionConfig& config) noexcept {
@@ -125,14 +138,20 @@ TensorView check_scale(const AttentionConfig& config, const std::optional<DType>
 }
 
 void set_fp8_scales(const AttentionConfig& config, const ForwardInputs& inputs, ForwardCall& call) {
+  const bool paged = config.page_size != 0;
+  if (paged && inputs.cache.seq_begin != nullptr) {
+    throw_invalid("cache.seq_begin", "given", "nothing with 8-bit floats");
+  }
   // Keys and values of a sequence share a scale, as those of a batch entry do.
   const auto of_sequences = [&](TensorView keys) {
     if (config.varlen) keys.shape[0] = inputs.sequences.b;
+    if (paged && !config.varlen) keys.shape[0] = call.q.shape[0];
     return keys;
   };
   call.q_scale = config.varlen ? check_packed_scale("q_scale", inputs.q_scale, "[h_q, total_q]", call.q)
                                : check_fp8_scale("q_scale", inputs.q_scale, "h_q", call.q, "s_q");
   const auto of_keys = [&](const char* name, const TensorView& given, const TensorView& of, bool rows) {
+    if (rows && paged) return check_page_scale(name, given, of);
     if (rows && config.varlen) return check_packed_scale(name, given, "[h_kv, total_kv]", of);
     return check_fp8_scale(name, given, "h_kv", of_sequences(of), rows ? "s_kv" : nullptr);
   };

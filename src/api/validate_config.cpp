@@ -123,6 +123,7 @@ void validate_fp8(const AttentionConfig& config) {
   const bool fp8 = is_fp8(config.dtype);
   if (config.key_scales && !fp8) throw_invalid("key_scales", "true", "false without a dtype of 8 bits");
   if (config.value_scales && !fp8) throw_invalid("value_scales", "true", "false without a dtype of 8 bits");
+  if (config.precise && !fp8) throw_invalid("precise", "true", "false without a dtype of 8 bits");
   if (config.o_dtype && !fp8) throw_invalid("o_dtype", to_string(*config.o_dtype), "none without a dtype of 8 bits");
   if (!fp8) return;
   const std::string with = fmt::format(" with dtype {}", to_string(config.dtype));
@@ -144,7 +145,6 @@ void validate_fp8(const AttentionConfig& config) {
   if (o_dtype_of(config) == DType::e4m3 && config.zero_padding) {
     throw_invalid("zero_padding", "true", "false with an o_dtype of e4m3");
   }
-  refuse("page_size", config.page_size != 0);
   refuse("dropout", config.dropout > 0);
   refuse("accumulate", config.accumulate);
   refuse("value_in_key", config.value_in_key != 0);

@@ -187,7 +187,8 @@ void plan_call(const AppendProblem& problem, const KernelSpec& kernel, const App
   if (turns != nullptr) std::ranges::copy(*turns, params.turns);
   if (problem.stored()) {
     set_scales(inputs, params);
-    const std::int64_t rows = tokens * (2 * params.h_kv + params.h_q);  // of a warp each
+    const int tensors = problem.latent() ? 1 : 2;
+    const std::int64_t rows = tokens * (tensors * params.h_kv + params.h_q);  // of a warp each
     call.add(Role::append, ceil_div(rows, kernel.warps), &params, may_start_early(kernel));
     return;
   }

@@ -28,6 +28,7 @@ struct AppendProblem {
   bool scales_given = false;
 
   bool stored() const noexcept { return k_storage != 0 || v_storage != 0; }
+  bool latent() const noexcept { return k_storage == kLatentRows; }
 };
 
 /// The kernels that serve it, in order of preference: with more blocks a multiprocessor, and with fewer.

@@ -39,6 +39,7 @@ struct Problem {
   DType o_dtype = DType::bf16;  ///< of a forward of 8-bit floats: bf16, f16 or e4m3
   bool key_scales = false;      ///< likewise: k_scale is of keys
   bool value_scales = false;    ///< and v_scale
+  bool precise = false;         ///< likewise: P and V in 16 bits
   Invariance invariance = Invariance::none;  ///< of a forward
   Statistics statistics = {};                ///< of a forward
   Gradients gradients = {};                  ///< of a backward

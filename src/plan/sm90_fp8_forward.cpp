@@ -11,6 +11,7 @@
 #include <sm90/sm90_fp8_layout.cuh>
 
 #include "plan/fixed.hpp"
+#include "plan/tensor_map.hpp"
 #include "support/text.hpp"
 
 namespace fa::plan {
@@ -22,7 +23,9 @@ constexpr int kMaxHeadDim = 256;
 constexpr int kHeadDimStep = 16;  // the bytes that a tensor map's strides are multiples of
 constexpr int kMaxConsumers = 4;
 constexpr int kKeyStep = 32;  // of a product
+constexpr int kWideKeyStep = 16;
 constexpr int kMaxTileN = 256;
+constexpr int kBoxRows = 8;  // of a box of a page, at least: whole rows of the swizzle
 
 struct Tile {
   int tile_m, tile_n, stages, q_buffers;
@@ -40,11 +43,30 @@ constexpr Tile kLarge[] = {{128, 128, 2, 1, false, false, 64}, {128, 96, 2, 1, f
 constexpr Tile kLargest[] = {{128, 96, 2, 1, false, false, 32}, {128, 64, 2, 1, false, false, 32}};
 constexpr Tile kOf256[] = {{128, 128, 2, 1, false, false, 128}, {128, 96, 2, 1, false, false, 32}};
 
+// With P in 16 bits, of twice the registers, and V of twice the bytes.
+constexpr Tile kPreciseThree[] = {{192, 128, 3, 2, true, true, 0}, {192, 128, 2, 1, true, true, 0}};
+constexpr Tile kPreciseMedium[] = {{192, 80, 3, 2, true, true, 0}, {128, 128, 2, 2, true, true, 0}};
+constexpr Tile kPreciseOfTwo[] = {{128, 128, 2, 2, true, true, 0}, {128, 64, 2, 2, true, true, 0}};
+constexpr Tile kPreciseLarge[] = {{128, 96, 2, 1, true, true, 0}, {128, 64, 2, 1, true, true, 0}};
+constexpr Tile kPreciseLargest[] = {{128, 64, 3, 1, true, true, 0}, {128, 64, 2, 1, true, true, 0}};
+
+std::span<const Tile> precise_tiles(const Problem& problem) noexcept {
+  const int d = std::max(problem.d_qk, problem.d_v);
+  const bool more = problem.varlen || problem.paged() || problem.key_scales ||
+                    problem.value_scales;  // registers than three consumers have
+  if (d > 192) return kPreciseLargest;
+  if (d > 128) return kPreciseLarge;
+  if (more) return kPreciseOfTwo;
+  return problem.d_v <= 64 ? std::span<const Tile>(kPreciseThree) : kPreciseMedium;
+}
+
 /// What a KV tile adds to O takes the registers of S where it has as many columns as there are keys.
 std::span<const Tile> tiles_for(const Problem& problem, bool single_level) noexcept {
+  if (problem.precise) return precise_tiles(problem);
   const int d_qk = problem.d_qk, d_v = problem.d_v;
   // O is of the tensor cores then, beside S; sequences and scales of keys do not fit three consumers' registers.
-  const bool of_keys = problem.key_scales || problem.value_scales, of_both = problem.key_scales && problem.value_scales;
+  const bool of_keys = problem.key_scales || problem.value_scales || problem.paged(),
+             of_both = problem.key_scales && problem.value_scales;
   if (of_both && d_qk <= 128 && d_v == 128) return kMediumOfBoth;
   if ((single_level || problem.varlen || of_keys) && std::max(d_qk, d_v) <= 128) return kMedium;
   if (d_qk <= 128 && (d_v <= 64 || d_v == 128)) return kThree;
@@ -69,7 +91,8 @@ sm90::Fp8Shape shape_of(const KernelSpec& spec) {
           .d_qk = spec.d_qk,
           .d_v = spec.d_v,
           .stages = spec.stages,
-          .q_buffers = spec.as<Sm90Fp8Forward>().q_buffers};
+          .q_buffers = spec.as<Sm90Fp8Forward>().q_buffers,
+          .precise = spec.as<Sm90Fp8Forward>().precise};
 }
 
 KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& choice, const Tile& tile) {
@@ -84,6 +107,7 @@ KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& c
   if (problem.variants != nullptr) spec.variants = *problem.variants;
   spec.positive_scale = true;  // signs of scales are known to the device alone
   spec.varlen = problem.varlen;
+  spec.page_size = problem.page_size;
   spec.bounded = problem.bounded && comes_in_waves(problem);
   spec.tile_m = fixed.number("tile_m", tile.tile_m);
   spec.tile_n = fixed.number("tile_n", tile.tile_n);
@@ -94,8 +118,8 @@ KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& c
   // Measured on an H100: of three consumers turns help where all KV tiles of a query tile are whole.
   const bool whole = tile.tile_m == kThree[0].tile_m && problem.d_v == 128 && !problem.causal;
   own.take_turns = fixed.flag("take_turns", (tile.take_turns || whole) && spec.tile_m > kWarpgroupRows);
-  own.single_level = fixed.flag("single_level", false);
-  own.ahead = fixed.flag("ahead", tile.ahead && !own.single_level);
+  own.single_level = fixed.flag("single_level", problem.precise);
+  own.ahead = fixed.flag("ahead", tile.ahead && (!own.single_level || problem.precise));
   own.value_columns = own.single_level
                           ? problem.d_v
                           : fixed.number("value_columns", value_columns(problem.d_v, tile.most_value_columns));
@@ -103,6 +127,7 @@ KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& c
   own.byte_output = problem.o_dtype == DType::e4m3;
   own.key_scales = problem.key_scales;
   own.value_scales = problem.value_scales;
+  own.precise = problem.precise;
   spec.warps = spec.tile_m > 0 ? sm90_fp8_forward_warps(spec) : 0;
   return spec;
 }
@@ -117,7 +142,12 @@ const char* sm90_fp8_forward_misfit(const Problem& problem) noexcept {
     return "sm90_fp8 with head dims in multiples of 16 up to 256";
   }
   if (problem.invariance != Invariance::none) return "sm90_fp8 with invariance none";
-  if (problem.paged()) return "sm90_fp8 with page_size 0";
+  if (problem.paged() && !problem.contiguous() && problem.page_size % kBoxRows != 0) {
+    return "sm90_fp8 with a page_size that is a multiple of 8";
+  }
+  if (problem.paged() && problem.variants != nullptr && problem.variants->chunked) {
+    return "sm90_fp8 with page_size 0, or without chunks";
+  }
   if (problem.dropout) return "sm90_fp8 without dropout";
   if (problem.accumulate) return "sm90_fp8 without accumulate";
   if (problem.value_in_key) return "sm90_fp8 with value_in_key 0";
@@ -131,6 +161,10 @@ const char* sm90_fp8_forward_obstacle(const Problem& problem) noexcept {
   if (problem.varlen && std::max(problem.total_q, problem.total_kv) > kernel::kBoundedRows) {
     return "the packed batch has more than 2^30 rows";
   }
+  // The first and the last key that are needed may not be in one box.
+  const bool windowed = problem.variants != nullptr && problem.variants->left_window;
+  const std::int64_t longest_box = problem.contiguous() ? kMaxTileN : problem.page_size;
+  if (problem.paged() && windowed && problem.window_left < longest_box) return "a window is shorter than a page";
   return nullptr;
 }
 
@@ -168,8 +202,9 @@ std::string sm90_fp8_forward_refusal(const KernelSpec& spec) {
       spec.tile_m > kMaxConsumers * kWarpgroupRows) {
     return fmt::format("tile_m = {}: accepted are 64, 128, 192 and 256", spec.tile_m);
   }
-  if (spec.tile_n < kKeyStep || spec.tile_n % kKeyStep != 0 || spec.tile_n > kMaxTileN) {
-    return fmt::format("tile_n = {}: accepted are multiples of 32 up to 256", spec.tile_n);
+  const int key_step = own.precise ? kWideKeyStep : kKeyStep;
+  if (spec.tile_n < kKeyStep || spec.tile_n % key_step != 0 || spec.tile_n > kMaxTileN) {
+    return fmt::format("tile_n = {}: accepted are multiples of {} from 32 to 256", spec.tile_n, key_step);
   }
   if (spec.stages < 1 || spec.stages > 8) return fmt::format("stages = {}: accepted are 1 to 8", spec.stages);
   if (own.q_buffers < 1 || own.q_buffers > 2) {
@@ -180,9 +215,17 @@ std::string sm90_fp8_forward_refusal(const KernelSpec& spec) {
                        spec.d_v);
   }
   if (own.take_turns && spec.tile_m == kWarpgroupRows) return "take_turns = 1: accepted is 0 with one warpgroup";
-  if (own.ahead && own.single_level) return "ahead = 1: accepted is 0 with single_level";
-  if (own.value_scales && own.single_level) return "single_level = 1: accepted is 0 with value_scales";
+  if (own.ahead && own.single_level && !own.precise) return "ahead = 1: accepted is 0 with single_level";
+  if (own.precise && !own.single_level) return "single_level = 0: accepted is 1 with precise";
+  if (own.value_scales && own.single_level && !own.precise) return "single_level = 1: accepted is 0 with value_scales";
   if (spec.split) return "splits > 1: accepted is 1";
+  if (spec.page_size != 0) {
+    const int box = rows_together(spec.page_size, spec.tile_n);
+    if (box % kBoxRows != 0 || spec.variants.chunked) {
+      return fmt::format("page_size = {}: accepted are multiples of 8, without chunks", spec.page_size);
+    }
+    if (spec.tile_n / box > 32) return fmt::format("tile_n = {}: accepted are at most 32 boxes", spec.tile_n);
+  }
   const int shared = sm90_fp8_forward_shared_bytes(spec);
   const int shared_limit = limits(spec.arch).shared_per_block;
   if (shared > shared_limit) {

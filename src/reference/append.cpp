@@ -39,14 +39,28 @@ Turns turns_at(const RotaryEmbedding& rotary, std::int64_t position) {
   return turns;
 }
 
-/// Row `to` of one tensor becomes row `from` of another, bit for bit where nothing turns.
+constexpr std::int64_t kLatentCodes = 512, kLatentGroup = 128;
+
+/// Whether k goes to latent rows (docs/mla.md): the columns behind the codes turn.
+bool has_latent_rows(const AppendInputs& inputs) {
+  return inputs.k_cache.dtype == DType::e4m3 && !inputs.k_scale.defined();
+}
+
+/// Row `to` of one tensor becomes row `from` of another, bit for bit where nothing turns: from column `first` on.
 void write_row(const TensorView& source, std::int64_t from, const TensorView& target, std::int64_t to,
-               const RotaryEmbedding& rotary, const Turns& turns) {
+               const RotaryEmbedding& rotary, const Turns& turns, std::int64_t first_turned = 0) {
   const auto size = static_cast<std::int64_t>(size_of(source.dtype));
   const std::int64_t pairs = static_cast<std::int64_t>(turns.cosine.size());
+  if (first_turned > 0) {
+    std::memmove(static_cast<std::byte*>(target.data) + to * size,
+                 static_cast<const std::byte*>(source.data) + from * size,
+                 static_cast<std::size_t>(first_turned * size));
+    from += first_turned;
+    to += first_turned;
+  }
   std::vector<double> row(static_cast<std::size_t>(2 * pairs));
   load(source, from, 1, 2 * pairs, row.data());
-  const std::int64_t rest = source.shape[3] - 2 * pairs;
+  const std::int64_t rest = source.shape[3] - first_turned - 2 * pairs;
   if (rest > 0) {
     std::memmove(static_cast<std::byte*>(target.data) + (to + 2 * pairs) * size,  // perhaps the same row
                  static_cast<const std::byte*>(source.data) + (from + 2 * pairs) * size,
@@ -65,13 +79,13 @@ void write_row(const TensorView& source, std::int64_t from, const TensorView& ta
 
 /// A row turned in f32.
 std::vector<double> turned_row(const TensorView& source, std::int64_t from, const RotaryEmbedding& rotary,
-                               const Turns& turns) {
+                               const Turns& turns, std::size_t first_turned = 0) {
   const std::int64_t d = source.shape[3];
   std::vector<double> row(static_cast<std::size_t>(d));
   load(source, from, 1, d, row.data());
   for (std::size_t i = 0; i < turns.cosine.size(); ++i) {
-    const std::size_t first = rotary.interleaved ? 2 * i : i;
-    const std::size_t second = rotary.interleaved ? 2 * i + 1 : i + turns.cosine.size();
+    const std::size_t first = first_turned + (rotary.interleaved ? 2 * i : i);
+    const std::size_t second = first_turned + (rotary.interleaved ? 2 * i + 1 : i + turns.cosine.size());
     const double x = row[first], y = row[second];
     row[first] = static_cast<float>(x * turns.cosine[i] - y * turns.sine[i]);
     row[second] = static_cast<float>(y * turns.cosine[i] + x * turns.sine[i]);
@@ -94,6 +108,24 @@ void store_row(const std::vector<double>& row, const TensorView& target, std::in
   const float factor = std::isfinite(1.F / scale) ? 1.F / scale : 0.F;
   for (std::size_t i = 0; i < row.size(); ++i) {
     store_element(target, to + static_cast<std::int64_t>(i), static_cast<float>(row[i]) * factor);
+  }
+}
+
+/// Likewise of a latent row: codes, a scale of each group, and what has turned as bf16.
+void store_latent(const std::vector<double>& row, const TensorView& target, std::int64_t to, bool given) {
+  std::byte* const scales = static_cast<std::byte*>(target.data) + to + kLatentCodes;
+  for (std::int64_t first = 0; first < kLatentCodes; first += kLatentGroup) {
+    float scale = 0;
+    std::byte* const at = scales + first / kLatentGroup * static_cast<std::int64_t>(sizeof scale);
+    std::memcpy(&scale, at, sizeof scale);
+    store_row({row.begin() + first, row.begin() + first + kLatentGroup}, target, to + first, scale, given);
+    std::memcpy(at, &scale, sizeof scale);
+  }
+  const auto columns = static_cast<std::int64_t>(row.size()) - kLatentCodes;
+  const TensorView rotary(scales + kLatentCodes / kLatentGroup * static_cast<std::int64_t>(sizeof(float)), DType::bf16,
+                          {columns});
+  for (std::int64_t i = 0; i < columns; ++i) {
+    store_element(rotary, i, row[static_cast<std::size_t>(kLatentCodes + i)]);
   }
 }
 
@@ -142,6 +174,9 @@ void cache_row(const AppendInputs& inputs, const TensorView& source, std::int64_
                const TensorView& scales, const CacheRow& place, std::int64_t h, const RotaryEmbedding& rotary,
                const Turns& turns) {
   const std::int64_t to = row_offset(cache, place.page, h, place.row);
+  if (has_latent_rows(inputs)) {
+    return store_latent(turned_row(source, from, rotary, turns, kLatentCodes), cache, to, inputs.scales_given);
+  }
   if (!scales.defined()) return write_row(source, from, cache, to, rotary, turns);
   const std::vector<double> row = turned_row(source, from, rotary, turns);
   const std::int64_t scale_at = row_offset(scales, place.page, h, place.row);
@@ -198,6 +233,7 @@ std::int64_t rotary_position(const AppendInputs& inputs, const AppendedRow& row,
 void append(const AppendInputs& inputs) {
   const std::int64_t s_new = inputs.k.shape[2];
   const std::int64_t tokens = inputs.k.shape[0] * s_new;
+  const bool latent = has_latent_rows(inputs);
   for (std::int64_t token = 0; token < tokens; ++token) {
     const AppendedRow row = appended_row(inputs, token);
     if (row.request < 0) continue;
@@ -206,12 +242,13 @@ void append(const AppendInputs& inputs) {
     const Turns turns = turns_at(inputs.rotary, rotary_position(inputs, row, token));
     for (std::int64_t h = 0; inputs.q.defined() && h < inputs.q.shape[1]; ++h) {
       write_row(inputs.q, row_offset(inputs.q, b, h, s), inputs.q_out, row_offset(inputs.q_out, b, h, s), inputs.rotary,
-                turns);
+                turns, latent ? kLatentCodes : 0);
     }
     const std::optional<CacheRow> place = cache_row(inputs, row, token);
     for (std::int64_t h = 0; place && h < inputs.k.shape[1]; ++h) {
       cache_row(inputs, inputs.k, row_offset(inputs.k, b, h, s), inputs.k_cache, inputs.k_scale, *place, h,
                 inputs.rotary, turns);
+      if (latent) continue;
       cache_row(inputs, inputs.v, row_offset(inputs.v, b, h, s), inputs.v_cache, inputs.v_scale, *place, h, {}, {});
     }
   }

@@ -51,6 +51,9 @@ struct ForwardArgs {
   TensorView v_scale = {};  ///< likewise
   /// [b, h_q, s_q], likewise. Of a packed batch those of k and v have its sequences as b, or are of its keys.
   TensorView q_scale = {};
+  /// Over pages: these are of a batch entry each, [b, h_kv, ..].
+  bool k_scale_of_requests = false;
+  bool v_scale_of_requests = false;
   PagedKeys paged = {};     ///< of one batch entry
   bool accumulate = false;  ///< adds to the state that o and lse, which is given, hold
   RowStatistics statistics = {};

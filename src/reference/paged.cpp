@@ -17,6 +17,12 @@ TensorView entry_of(const TensorView& view, std::int64_t i) {
   return part;
 }
 
+/// Scales of heads, which all keys share.
+TensorView of_any_page(TensorView scales) {
+  scales.strides[0] = scales.strides[2] = 0;
+  return scales;
+}
+
 PagedKeys keys_of(const PackedSequences& sequences, const PagedCache& cache, std::int64_t i) {
   // A request without keys has no entry to point to.
   static constexpr std::int32_t kNone = 0;
@@ -47,6 +53,9 @@ void forward(const ForwardArgs& args, const PackedSequences& sequences, const Pa
       const TensorView& whole = args.statistics.*tensor;
       part.statistics.*tensor = packed ? rows_of_sequence(whole, sequences, i) : entry_of(whole, i);
     }
+    part.q_scale = packed ? rows_of_sequence(args.q_scale, sequences, i) : entry_of(args.q_scale, i);
+    if (args.k_scale_of_requests) part.k_scale = of_any_page(entry_of(args.k_scale, i));
+    if (args.v_scale_of_requests) part.v_scale = of_any_page(entry_of(args.v_scale, i));
     part.paged = keys_of(sequences, cache, i);
     part.variant.place.b = i;
     forward(part);

@@ -45,7 +45,8 @@ FA_DEVICE uint32_t encode_u4(float steps) {
 
 /// Append into a cache of 8 or 4 bits (stored.cuh). A warp takes one row of one head of a token: a lane eight columns
 /// of every 256. A row's scale is that of its greatest magnitude, after rotary embedding, unless scales are given. Of 4
-/// bits a group has an offset, its least number, and a scale that has 15 steps from there to its greatest.
+/// bits a group has an offset, its least number, and a scale that has 15 steps from there to its greatest. A latent row
+/// has a scale of each 128 codes, and the columns behind the codes are those that turn.
 ///
 /// Config: as of Append, and kKeyStorage, kValueStorage, kScalesGiven.
 template <class Config>
@@ -58,12 +59,15 @@ struct AppendStored : Append<Config> {
   static constexpr int kRotaryDims = Config::kRotaryDims;
   static constexpr int kColumns = 8;  // of a lane, of every kStep
   static constexpr int kStep = kColumns * kWarpSize;
+  static constexpr bool kLatent = kLatentRows<Config>;
+  static constexpr int kCodes = 512, kCodeGroup = 128;  // of a latent row, and those that share a scale
+  static constexpr int kLatentRotary = Config::kHeadDimQk - kCodes;
   static constexpr float kLeastMagnitude = 7.888609e-31f;  // 2^-100; rows below it are 0
   static_assert(kPieceElements<T> == kColumns, "elements of 16 bits");
 
   FA_DEVICE void run() const {
     const int64_t item = static_cast<int64_t>(ptx::block_index()) * Config::kWarps + ptx::thread_index() / kWarpSize;
-    const int rows = 2 * params.h_kv + params.h_q;  // of a token
+    const int rows = (kLatent ? 1 : 2) * params.h_kv + params.h_q;  // of a token
     const int64_t token = item / rows;
     if constexpr (kOverlaps<Config>) ptx::griddepcontrol_wait();  // for all that is read, and who read the cache
     if (token < params.tokens) run(static_cast<int>(token), static_cast<int>(item % rows));
@@ -84,8 +88,12 @@ struct AppendStored : Append<Config> {
                                               place.row * params.stride_k_cache_s};
       float* const scale = stored.k_scale + place.page * stored.stride_k_scale_page + row * stored.stride_k_scale_h +
                            place.row * stored.stride_k_scale_s;
-      store<KeyElement<Config>, Config::kHeadDimQk, kRotaryDims>(source, target, scale, place.position);
-    } else if (row < 2 * params.h_kv) {
+      if constexpr (kLatent) {
+        store_latent(source, static_cast<uint8_t*>(target.tensor) + target.offset, place.position);
+      } else {
+        store<KeyElement<Config>, Config::kHeadDimQk, kRotaryDims>(source, target, scale, place.position);
+      }
+    } else if (!kLatent && row < 2 * params.h_kv) {
       if (place.page < 0) return;
       row -= params.h_kv;
       const T* const source =
@@ -96,12 +104,18 @@ struct AppendStored : Append<Config> {
                            place.row * stored.stride_v_scale_s;
       store<ValueElement<Config>, Config::kHeadDimV, 0>(source, target, scale, place.position);
     } else {
-      row -= 2 * params.h_kv;
+      row -= (kLatent ? 1 : 2) * params.h_kv;
       const T* const source =
           static_cast<const T*>(params.q) + entry * params.stride_q_b + row * params.stride_q_h + s * params.stride_q_s;
       const Target target{params.q_out,
                           entry * params.stride_q_out_b + row * params.stride_q_out_h + s * params.stride_q_out_s};
-      store<T, Config::kHeadDimQk, kRotaryDims>(source, target, nullptr, place.position);
+      if constexpr (kLatent) {
+        store<T, kCodes, 0>(source, target, nullptr, place.position);
+        store<T, kLatentRotary, kRotaryDims>(source + kCodes, {target.tensor, target.offset + kCodes}, nullptr,
+                                             place.position);
+      } else {
+        store<T, Config::kHeadDimQk, kRotaryDims>(source, target, nullptr, place.position);
+      }
     }
   }
 
@@ -142,13 +156,8 @@ struct AppendStored : Append<Config> {
       for (int step = 0; step < kSteps; ++step) {
         const int column = first_column(step);
         if (column >= kHeadDim) continue;
-        uint64_t codes = 0;
-        FA_UNROLL
-        for (int i = 0; i < kColumns; ++i) {
-          codes |= static_cast<uint64_t>(encode(Stored{}, ptx::multiply(values[step][i], factor))) << 8 * i;
-        }
         ptx::st_global(reinterpret_cast<uint64_t*>(static_cast<uint8_t*>(target.tensor) + target.offset + column),
-                       codes);
+                       bytes_of<Stored>(values[step], factor));
       }
     } else {
       FA_UNROLL
@@ -160,22 +169,56 @@ struct AppendStored : Append<Config> {
     }
   }
 
+  /// Writes a latent row: codes of the first columns, a scale of each group behind them, and the others as bf16. A
+  /// group's columns are half a warp's.
+  FA_DEVICE void store_latent(const T* source, uint8_t* row, int64_t position) const {
+    static_assert(!kLatent || kCodeGroup * 2 == kStep, "a group is half a warp's");
+    FA_UNROLL
+    for (int step = 0; step < kCodes / kStep; ++step) {
+      const int column = first_column(step);
+      float values[kColumns];
+      read<0>(values, source, column, position);
+      float most = 0.f;
+      FA_UNROLL
+      for (const float value : values) most = ptx::max(most, ptx::abs(value));
+      float* const scale = reinterpret_cast<float*>(row + kCodes) + column / kCodeGroup;
+      const float factor = factor_of<e4m3, kCodeGroup / kColumns>(scale, most, zero_of(values));
+      ptx::st_global(reinterpret_cast<uint64_t*>(row + column), bytes_of<e4m3>(values, factor));
+    }
+    const int column = first_column(0);
+    if (column >= kLatentRotary) return;
+    float values[kColumns];
+    read<kRotaryDims>(values, source + kCodes, column, position);
+    store_piece<true>(reinterpret_cast<bf16*>(row + kCodes + kCodes / kCodeGroup * 4) + column, values);
+  }
+
   static FA_DEVICE int first_column(int step) { return step * kStep + ptx::thread_index() % kWarpSize * kColumns; }
 
-  /// What the row is multiplied by. Called by whole warps.
+  /// A lane's columns of 8 bits.
   template <class Stored>
+  FA_DEVICE static uint64_t bytes_of(const float (&values)[kColumns], float factor) {
+    uint64_t codes = 0;
+    FA_UNROLL
+    for (int i = 0; i < kColumns; ++i) {
+      codes |= static_cast<uint64_t>(encode(Stored{}, ptx::multiply(values[i], factor))) << 8 * i;
+    }
+    return codes;
+  }
+
+  /// What the row is multiplied by, or its columns of so many lanes. Called by whole warps.
+  template <class Stored, int kLanes = kWarpSize>
   FA_DEVICE float factor_of(float* scale, float most, float zero) const {
     float row_scale;
     if constexpr (Config::kScalesGiven) {
       row_scale = ptx::ld_global(scale);
     } else {
       FA_UNROLL
-      for (int mask = kWarpSize / 2; mask > 0; mask /= 2) {
+      for (int mask = kLanes / 2; mask > 0; mask /= 2) {
         most = ptx::max(most, ptx::shfl_xor(most, mask));
         zero += ptx::shfl_xor(zero, mask);
       }
       row_scale = (most < kLeastMagnitude ? 0.f : most / greatest(Stored{})) + zero;
-      if (ptx::thread_index() % kWarpSize == 0) ptx::st_global(scale, row_scale);
+      if (ptx::thread_index() % kLanes == 0) ptx::st_global(scale, row_scale);
     }
     const float factor = 1.f / row_scale;
     return factor - factor == 0.f ? factor : 0.f;  // 0 where there is none

@@ -1,8 +1,10 @@
 #ifndef FA_TEMPLATES_PTX_FP8_CUH_
 #define FA_TEMPLATES_PTX_FP8_CUH_
 
+#include <common/fp8.cuh>
 #include <common/types.cuh>
 #include <ptx/language.cuh>
+#include <ptx/math.cuh>
 
 namespace fa::ptx {
 
@@ -16,6 +18,28 @@ FA_DEVICE uint16_t convert_e4m3(float low, float high) {
 /// Four floats as the bytes of a register, the first one the lowest.
 FA_DEVICE uint32_t convert_e4m3(float x0, float x1, float x2, float x3) {
   return convert_e4m3(x0, x1) | static_cast<uint32_t>(convert_e4m3(x2, x3)) << 16;
+}
+
+/// cvt.rn.f16x2.e4m3x2, exactly: bits 0-7 become the lower half.
+FA_DEVICE uint32_t widen_e4m3(uint16_t pair) {
+  uint32_t y;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(pair));
+  return y;
+}
+
+/// Four bytes, the first one the lowest, as pairs of f16, which have every number of both types.
+template <class T>
+FA_DEVICE void widen_bytes(uint32_t& low, uint32_t& high, uint32_t bytes);
+
+template <>
+FA_DEVICE void widen_bytes<kernel::e4m3>(uint32_t& low, uint32_t& high, uint32_t bytes) {
+  low = widen_e4m3(static_cast<uint16_t>(bytes));
+  high = widen_e4m3(static_cast<uint16_t>(bytes >> 16));
+}
+template <>
+FA_DEVICE void widen_bytes<kernel::e5m2>(uint32_t& low, uint32_t& high, uint32_t bytes) {
+  low = prmt(bytes, 0, 0x1404);
+  high = prmt(bytes, 0, 0x3424);
 }
 
 /// Makes the compiler finish P, bytes that are never negative, before what follows: a store that never happens. Without

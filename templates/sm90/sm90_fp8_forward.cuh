@@ -40,10 +40,11 @@ struct Fp8Forward : Fp8Block<Config> {
   using Variant = typename Traits::Variant;
   using Traits::kTileN, Traits::kStages, Traits::kQBuffers, Traits::kWorks, Traits::kConsumers, Traits::kSSteps,
       Traits::kPSteps, Traits::kSlices, Traits::kValueColumns, Traits::kWindowed, Traits::kPingpong, Traits::kAhead,
-      Traits::kSingleLevel, Traits::kKeyScales, Traits::kValueScales, Traits::kOwnRanges, Traits::kProducerRegisters,
-      Traits::kConsumerRegisters, Base::params, Base::q_shared, Base::k_shared, Base::v_shared, Base::k_full,
-      Base::k_empty, Base::v_full, Base::v_empty, Base::q_full, Base::q_empty, Base::init_barriers, Base::release,
-      Base::read_work, Base::lengths_of, Base::first_row_of, Base::has_row, Base::own_range_end, Base::tiles_of;
+      Traits::kSingleLevel, Traits::kKeyScales, Traits::kValueScales, Traits::kPrecise, Traits::kOwnRanges,
+      Traits::kProducerRegisters, Traits::kConsumerRegisters, Base::params, Base::q_shared, Base::k_shared,
+      Base::v_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_full, Base::q_empty,
+      Base::init_barriers, Base::release, Base::read_work, Base::lengths_of, Base::first_row_of, Base::has_row,
+      Base::own_range_end, Base::tiles_of;
 
   using Base::Base;
 
@@ -76,7 +77,7 @@ struct Fp8Forward : Fp8Block<Config> {
     typename Traits::RawScale raw;
     typename Traits::KeyScales keys;  // of the KV tile whose scores are in the making
     typename Traits::ValueScales values;
-    float values_by;  // with these: what O takes of a KV tile's product is times this
+    float values_by;  // with these: what O takes of a KV tile's product is times this; kPrecise: O is times this
   };
 
   FA_DEVICE void consume(int consumer) const {
@@ -106,6 +107,7 @@ struct Fp8Forward : Fp8Block<Config> {
     if (query.range.end < 0) return false;
     at.left = query.range.end - query.range.begin - 1;
     at.softmax = Softmax();
+    if constexpr (kPrecise && kValueScales) at.values_by = 0.f;
     FA_UNROLL
     for (int slice = 0; slice < kSlices; ++slice) {
       FA_UNROLL
@@ -149,21 +151,81 @@ struct Fp8Forward : Fp8Block<Config> {
     issue_scores(at, at.v_slot, at.left);
     if constexpr (kPingpong) signal_pingpong(at.consumer);
     ptx::wgmma_wait<0>();
+    if constexpr (kPrecise && kAhead) {
+      attend_overlapped(at);
+    } else {
+      FA_UNROLL_BY(1)
+      while (true) {
+        const bool last = at.left == 0;
+        const bool rises = take_scores(at, at.v_slot.index);
+        P pairs;
+        pack(pairs, at.s);
+        step(at, pairs, rises, last);
+        if (last) break;
+        --at.left;
+      }
+    }
+    if constexpr (kPrecise && kValueScales) multiply(at.o[0], {at.values_by, at.values_by});
+  }
+
+  /// P of the KV tile whose scores are complete, in their place. True when a row has a greater maximum than before.
+  FA_DEVICE bool take_scores(Stream& at, int stage) const {
+    ptx::wgmma_tie(at.s);
+    release(k_empty(stage), ptx::lane_index());
+    if (at.left == 0) release(q_empty(at.count % kQBuffers), ptx::lane_index());  // no product reads Q any more
+    if constexpr (kKeyScales) multiply_keys(at.s, at.keys.of);
+    if (Variant::kScore || kWindowed || at.left >= at.edge) change_scores(at);
+    bool rises = at.softmax.update(at.s, at.scale);
+    if constexpr (kPrecise && kValueScales) {
+      rises = multiply_values_by_all(at) || rises;
+    } else if constexpr (kValueScales) {
+      multiply_values(at);
+    }
+    return rises;
+  }
+
+  /// All KV tiles, with kPrecise: P of one is made beside P V of the one before. The first scores are complete.
+  FA_DEVICE void attend_overlapped(Stream& at) const {
+    P pairs;
+    take_scores(at, at.v_slot.index);
+    pack(pairs, at.s);
     FA_UNROLL_BY(1)
-    while (true) {
-      ptx::wgmma_tie(at.s);
-      release(k_empty(at.v_slot.index), ptx::lane_index());
-      const bool last = at.left == 0;
-      if (last) release(q_empty(at.count % kQBuffers), ptx::lane_index());  // no product reads Q any more
-      if constexpr (kKeyScales) multiply_keys(at.s, at.keys.of);
-      if (Variant::kScore || kWindowed || at.left >= at.edge) change_scores(at);
-      const bool rises = at.softmax.update(at.s, at.scale);
-      P pairs;
-      if constexpr (kValueScales) multiply_values(at);
-      pack(pairs, at.s);
-      step(at, pairs, rises, last);
-      if (last) return;
+    while (at.left > 0) {
+      RingSlot<kStages> next = at.v_slot;
+      next.advance();
+      if constexpr (kPingpong) {
+        settle(pairs);
+        await_pingpong(at.consumer);
+      }
+      issue_scores(at, next, at.left - 1);
+      await_values(at);
+      issue_output(at.o[0], pairs, at.v_slot.index, 0, true);
+      if constexpr (kPingpong) signal_pingpong(at.consumer);
       --at.left;
+      ptx::wgmma_wait<1>();
+      const bool rises = take_scores(at, next.index);
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_tie(at.o[0]);
+      release(v_empty(at.v_slot.index), ptx::lane_index());
+      at.v_slot = next;
+      if (rises) multiply(at.o[0], at.softmax.factor);
+      pack(pairs, at.s);
+    }
+    await_values(at);
+    issue_output(at.o[0], pairs, at.v_slot.index, 0, true);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_tie(at.o[0]);
+    release(v_empty(at.v_slot.index), ptx::lane_index());
+    at.v_slot.advance();
+  }
+
+  FA_DEVICE void await_values(const Stream& at) const { ptx::mbarrier_wait(v_full(at.v_slot.index), at.v_slot.parity); }
+
+  FA_DEVICE void settle(const P& pairs) const {
+    if constexpr (kValueScales || kPrecise) {
+      ptx::settle_signed(pairs, this->work_shared(0));
+    } else {
+      ptx::settle(pairs, this->work_shared(0));
     }
   }
 
@@ -173,17 +235,21 @@ struct Fp8Forward : Fp8Block<Config> {
       if (rises) multiply(at.o[0], at.softmax.factor);
     }
     if constexpr (kPingpong) {
-      if constexpr (kValueScales) {
-        ptx::settle_signed(pairs, this->work_shared(0));
-      } else {
-        ptx::settle(pairs, this->work_shared(0));
-      }
+      settle(pairs);
       await_pingpong(at.consumer);
     }
     RingSlot<kStages> next = at.v_slot;
     next.advance();
-    ptx::mbarrier_wait(v_full(at.v_slot.index), at.v_slot.parity);
-    if constexpr (kSingleLevel) {
+    await_values(at);
+    if constexpr (kPrecise) {  // P has 32 registers of 128 keys, which the next scores take
+      issue_output(at.o[0], pairs, at.v_slot.index, 0, true);
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_tie(at.o[0]);
+      release(v_empty(at.v_slot.index), ptx::lane_index());
+      if (!last) issue_scores(at, next, at.left - 1);
+      if constexpr (kPingpong) signal_pingpong(at.consumer);
+      ptx::wgmma_wait<0>();
+    } else if constexpr (kSingleLevel) {
       issue_output(at.o[0], pairs, at.v_slot.index, 0, true);
       if (!last) issue_scores(at, next, at.left - 1);
       if constexpr (kPingpong) signal_pingpong(at.consumer);
@@ -219,7 +285,7 @@ struct Fp8Forward : Fp8Block<Config> {
         ptx::wgmma_wait<0>();
       }
     }
-    if constexpr (kAhead || kSingleLevel) release(v_empty(at.v_slot.index), ptx::lane_index());
+    if constexpr (!kPrecise && (kAhead || kSingleLevel)) release(v_empty(at.v_slot.index), ptx::lane_index());
     at.v_slot = next;
   }
 
@@ -240,7 +306,9 @@ struct Fp8Forward : Fp8Block<Config> {
 
   FA_DEVICE void load_scales_of_keys(Stream& at, int left) const {
     Query query = work_of(at);
-    if constexpr (Traits::kVarlen) {
+    if constexpr (Traits::kPaged) {
+      query.pages = this->pages_of(query);
+    } else if constexpr (Traits::kVarlen) {
       const uint32_t work = this->work_shared(at.count % kWorks);
       query.sequence.first_key = static_cast<int>(ptx::ld_shared_b32(work + 4 * Base::kFirstKeyWord));
     }
@@ -271,18 +339,40 @@ struct Fp8Forward : Fp8Block<Config> {
     }
   }
 
-  /// P times the scales of its rows of V, relative to the greatest of the KV tile: no product is beyond what P reaches.
-  FA_DEVICE static void multiply_values(Stream& at) {
-    float most = 0.f;
+  template <int kCount>
+  FA_DEVICE static float greatest_scale(const float (&of)[kCount], float most) {
     FA_UNROLL
-    for (const float scale : at.values.of) most = ptx::max(most, ptx::abs(scale));
+    for (const float scale : of) most = ptx::max(most, ptx::abs(scale));
     FA_UNROLL
     for (int mask = kWarpSize / 2; mask > 0; mask /= 2) most = ptx::max(most, ptx::shfl_xor(most, mask));
+    return most;
+  }
+
+  /// P times the scales of its rows of V, relative to the greatest of the KV tile: no product is beyond what P reaches.
+  FA_DEVICE static void multiply_values(Stream& at) {
+    const float most = greatest_scale(at.values.of, 0.f);
     const float inverse = 1.f / most;
     at.values_by = inverse - inverse == 0.f ? most : 0.f;  // 0 where there is none
     FA_UNROLL
     for (float& scale : at.values.of) scale = at.values_by == 0.f ? 0.f : scale * inverse;
     multiply_keys(at.s, at.values.of);
+  }
+
+  /// With kPrecise the greatest is that of all KV tiles so far, and O relative to it. True where O has to follow it.
+  FA_DEVICE static bool multiply_values_by_all(Stream& at) {
+    const float most = greatest_scale(at.values.of, at.values_by);
+    const bool rises = most > at.values_by;
+    const float inverse = 1.f / most;
+    const bool any = inverse - inverse == 0.f;  // not where all scales are 0
+    FA_UNROLL
+    for (float& scale : at.values.of) scale = any ? scale * inverse : 0.f;
+    if (rises) {
+      FA_UNROLL
+      for (float& factor : at.softmax.factor) factor *= any ? at.values_by * inverse : 0.f;
+      at.values_by = most;
+    }
+    multiply_keys(at.s, at.values.of);
+    return rises;
   }
 
   /// Starts P V, [64, kValueColumns], of a slice of V's columns.
@@ -291,8 +381,12 @@ struct Fp8Forward : Fp8Block<Config> {
     ptx::wgmma_fence();
     FA_UNROLL
     for (int step = 0; step < kPSteps; ++step) {
-      OGemm::registers(o, pairs[step], VTile::k_major(v_shared(stage), slice * kValueColumns, step),
-                       accumulate || step != 0);
+      if constexpr (kPrecise) {
+        OGemm::template registers<true>(o, pairs[step], VTile::mn_major(v_shared(stage), step), true);
+      } else {
+        OGemm::registers(o, pairs[step], VTile::k_major(v_shared(stage), slice * kValueColumns, step),
+                         accumulate || step != 0);
+      }
     }
     ptx::wgmma_commit();
   }
@@ -320,15 +414,19 @@ struct Fp8Forward : Fp8Block<Config> {
     for (int i = 0; i < kCount; ++i) x[i] *= factor[i / 2 % 2];
   }
 
-  /// P as the operand of the next product. Of 16 keys place 4t + 2h + e is key 8h + 2t + e, which is what a thread has
-  /// of two n8 tiles: V's keys are in that order.
+  /// P as the operand of the next product: with kPrecise in the order of scores. Of 16 keys place 4t + 2h + e is key 8h
+  /// + 2t + e, which is what a thread has of two n8 tiles: V's keys are in that order.
   FA_DEVICE static void pack(P& pairs, const S& s) {
     FA_UNROLL
     for (int step = 0; step < kPSteps; ++step) {
       FA_UNROLL
       for (int word = 0; word < 4; ++word) {
-        const int i = 16 * step + 8 * (word / 2) + 2 * (word % 2);
-        pairs[step][word] = ptx::convert_e4m3(s[i], s[i + 1], s[i + 4], s[i + 5]);
+        if constexpr (kPrecise) {
+          pairs[step][word] = ptx::convert_pair<kernel::f16>(s[8 * step + 2 * word], s[8 * step + 2 * word + 1]);
+        } else {
+          const int i = 16 * step + 8 * (word / 2) + 2 * (word % 2);
+          pairs[step][word] = ptx::convert_e4m3(s[i], s[i + 1], s[i + 4], s[i + 5]);
+        }
       }
     }
   }

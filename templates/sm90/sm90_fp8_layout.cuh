@@ -14,6 +14,7 @@ struct Fp8Shape {
   int d_qk, d_v;
   int stages;  // K tiles in flight, V tiles as they land, and transposed ones
   int q_buffers;
+  bool precise;  // V becomes f16 in the order of memory, in place of being transposed
 
   FA_HOST_DEVICE constexpr int consumers() const { return tile_m / kWarpgroupRows; }
   FA_HOST_DEVICE constexpr int threads() const { return (consumers() + 1) * kWarpgroup; }
@@ -26,7 +27,7 @@ struct Fp8Shape {
 /// Offsets from the start of shared memory, and sizes in bytes.
 struct Fp8Layout {
   int q_bytes, k_bytes, v_bytes, landed_bytes;  // of a buffer
-  int k, v, landed;                             // Q is first; v: transposed, landed: as the copy engine brings it
+  int k, v, landed;                             // Q is first; v: as products read it, landed: as it comes
   int mbarriers;
   int work;
   int work_bytes;
@@ -44,7 +45,7 @@ FA_HOST_DEVICE constexpr Fp8Layout fp8_layout(const Fp8Shape& shape) {
   Fp8Layout at = {};
   at.q_bytes = fp8_tile_bytes(shape.tile_m, shape.d_qk);
   at.k_bytes = fp8_tile_bytes(shape.tile_n, shape.d_qk);
-  at.v_bytes = fp8_tile_bytes(shape.d_v, shape.tile_n);
+  at.v_bytes = shape.precise ? tile_bytes(shape.tile_n, shape.d_v) : fp8_tile_bytes(shape.d_v, shape.tile_n);
   at.landed_bytes = fp8_tile_bytes(shape.tile_n, shape.d_v);
   at.k = shape.q_buffers * at.q_bytes;
   at.v = at.k + shape.stages * at.k_bytes;

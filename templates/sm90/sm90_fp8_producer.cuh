@@ -1,6 +1,7 @@
 #ifndef FA_TEMPLATES_SM90_SM90_FP8_PRODUCER_CUH_
 #define FA_TEMPLATES_SM90_SM90_FP8_PRODUCER_CUH_
 
+#include <ptx/fp8.cuh>
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/ldmatrix.cuh>
 #include <ptx/math.cuh>
@@ -14,7 +15,7 @@
 namespace fa::sm90 {
 
 /// The warps that load, and those that transpose V. Warp 0 finds query tiles, posts work descriptors and copies Q, K
-/// and V; the others transpose what has landed of V.
+/// and V, over pages a box each lane; the others transpose what has landed of V, or with kPrecise widen it.
 template <class Config>
 struct Fp8Producer : Fp8Block<Config> {
   using Base = Fp8Block<Config>;
@@ -24,22 +25,23 @@ struct Fp8Producer : Fp8Block<Config> {
   using KTile = typename Traits::KTile;
   using VTile = typename Traits::VTile;
   using LandedTile = typename Traits::LandedTile;
-  using Traits::kTileN, Traits::kHeadDimV, Traits::kStages, Traits::kQBuffers, Traits::kWorks, Traits::kVarlen,
-      Traits::kTransposers, Base::p, Base::params, Base::q_shared, Base::k_shared, Base::v_shared, Base::landed_shared,
-      Base::listed_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_full, Base::q_empty,
-      Base::landed, Base::taken, Base::rounds, Base::has_tile, Base::has_rows, Base::query_of_round, Base::first_row_of,
-      Base::tiles_of;
+  using Traits::kTileN, Traits::kHeadDimV, Traits::kPaged, Traits::kRagged, Traits::kBoxRows, Traits::kStages,
+      Traits::kQBuffers, Traits::kWorks, Traits::kVarlen, Traits::kTransposers, Base::p, Base::params, Base::q_shared,
+      Base::k_shared, Base::v_shared, Base::landed_shared, Base::listed_shared, Base::k_full, Base::k_empty,
+      Base::v_full, Base::v_empty, Base::q_full, Base::q_empty, Base::landed, Base::taken, Base::rounds, Base::has_tile,
+      Base::has_rows, Base::query_of_round, Base::first_row_of, Base::tiles_of;
 
   static constexpr int kFirstTransposer = 1;
   static_assert(kFirstTransposer + kTransposers <= kWarpgroup / kWarpSize, "warps of the producer");
   static constexpr int kBoxColumns = 2 * kSlabColumns;  // of 8 bits
+  static constexpr uint32_t kEven = 0x6420, kOdd = 0x7531;
 
   FA_DEVICE explicit Fp8Producer(const Base& base) : Base(base) {}
 
   FA_DEVICE void run() const {
     const int warp = ptx::shfl(ptx::thread_index() / kWarpSize, 0);
     const int lane = ptx::thread_index() % kWarpSize;
-    if (warp == 0 && (kVarlen || lane == 0)) load(lane == 0);
+    if (warp == 0 && (kRagged || lane == 0)) load(lane == 0);
     if (warp >= kFirstTransposer) transpose(warp - kFirstTransposer, lane);
   }
 
@@ -58,7 +60,7 @@ struct Fp8Producer : Fp8Block<Config> {
     FA_UNROLL_BY(1)
     for (int round = own.begin; has_tile(own, round); ++round) {
       const Query query = query_of_round(round);
-      if (leads && has_rows(query)) load_query(slots, query);
+      if ((kPaged || leads) && has_rows(query)) load_query(slots, query, leads);
     }
     if (!leads) return;
     Query end = {};
@@ -72,10 +74,12 @@ struct Fp8Producer : Fp8Block<Config> {
     ptx::griddepcontrol_launch_dependents();  // the last query tile is left
   }
 
-  FA_DEVICE void load_query(Slots& slots, const Query& query) const {
+  FA_DEVICE void load_query(Slots& slots, const Query& query, bool leads) const {
     int n = query.range.end - 1;
     if (tiles_of(query) > 0) load_k(slots.k, n, query);
-    load_q(slots, query);
+    if (leads) load_q(slots, query);
+    slots.q.advance();
+    slots.work.advance();
     if (tiles_of(query) <= 0) return;
     load_v(slots.v, n, query);
     FA_UNROLL_BY(1)
@@ -102,21 +106,21 @@ struct Fp8Producer : Fp8Block<Config> {
     } else {
       ptx::mbarrier_arrive(full);
     }
-    slots.q.advance();
-    slots.work.advance();
   }
 
   FA_DEVICE void load_k(RingSlot<kStages>& slot, int n, const Query& query) const {
     ptx::mbarrier_wait(k_empty(slot.index), slot.parity ^ 1);  // all have read what was there
-    ptx::mbarrier_arrive_expect_tx(k_full(slot.index), KTile::kBytes);
+    if (leads()) ptx::mbarrier_arrive_expect_tx(k_full(slot.index), KTile::kBytes);
     load_keys<KTile>(k_shared(slot.index), p.map_k, k_full(slot.index), n, query);
     slot.advance();
   }
 
   FA_DEVICE void load_v(RingSlot<kStages>& slot, int n, const Query& query) const {
     await_taken(slot);
-    ptx::st_shared_b32(listed_shared(slot.index), 1);
-    ptx::mbarrier_arrive_expect_tx(landed(slot.index), LandedTile::kBytes);
+    if (leads()) {
+      ptx::st_shared_b32(listed_shared(slot.index), 1);
+      ptx::mbarrier_arrive_expect_tx(landed(slot.index), LandedTile::kBytes);
+    }
     load_keys<LandedTile>(landed_shared(slot.index), p.map_v, landed(slot.index), n, query);
     slot.advance();
   }
@@ -126,22 +130,69 @@ struct Fp8Producer : Fp8Block<Config> {
     ptx::mbarrier_wait(taken(slot.index), slot.parity ^ 1);
   }
 
+  /// Over pages all lanes load, and one speaks for them.
+  static FA_DEVICE bool leads() { return !kPaged || ptx::thread_index() == 0; }
+
+  /// A box of a page: where it begins on the axes of the map [d, rows, heads of all pages, ends, wraps].
+  struct Box {
+    int row;
+    int head;
+    int end;
+    int wrap;
+  };
+
+  /// The box of this lane's rows of KV tile n. Rows that no query needs lie outside of the map, which makes them zeros:
+  /// it ends with the last key, or begins with the first (Producer::box_of).
+  FA_DEVICE Box box_of(int n, const Query& query) const {
+    const int first = n * kTileN + ptx::thread_index() % kWarpSize * kBoxRows;
+    const auto keys = this->keys_of(query, query.pages);
+    const int needed = first < keys.begin ? keys.begin : first;
+    const int page = needed < first + kBoxRows ? keys.page_of(needed) : -1;
+    if (!keys.has(needed, page)) return {kernel::kBoundedRows, 0, 0, kernel::kBoundedRows};  // all zeros
+    const int head = page * params.paged.heads_a_page + query.kv_head;
+    const int row = keys.row_in_page(first);
+    if (first < keys.begin) return {first - keys.begin, head, row + keys.begin - first, 0};
+    const int behind = row + keys.end - first;  // the last key, in the page
+    const int end = Traits::kPageSize < 0 || behind < Traits::kPageSize ? behind : Traits::kPageSize;
+    return {kernel::kBoundedRows - end + row, head, end, kernel::kBoundedRows};
+  }
+
+  /// KV tile n of K or V, [tile_n, d], out of pages; a whole warp.
+  template <class Tile>
+  FA_DEVICE void load_boxes(uint32_t tile, const kernel::TensorMap& map, uint32_t barrier, int n,
+                            const Query& query) const {
+    const int lane = ptx::thread_index() % kWarpSize;
+    const Box box = box_of(n, query);
+    ptx::sync_warp();  // the barrier expects what the lanes copy
+    if (lane >= Traits::kBoxes) return;
+    const uint32_t rows = tile + lane * (kBoxRows * Tile::kRowBytes);
+    FA_UNROLL
+    for (int slab = 0; slab < Tile::kSlabs; ++slab) {
+      ptx::tma_load_5d(rows + slab * Tile::kSlabBytes, map, barrier, ptx::L2Policy::evict_last, slab * kBoxColumns,
+                       box.row, box.head, box.end, box.wrap);
+    }
+  }
+
   /// KV tile n of K or V, [tile_n, d]; zeros behind the last key.
   template <class Tile>
   FA_DEVICE void load_keys(uint32_t tile, const kernel::TensorMap& map, uint32_t barrier, int n,
                            const Query& query) const {
-    FA_UNROLL
-    for (int slab = 0; slab < Tile::kSlabs; ++slab) {
-      const uint32_t to = tile + slab * Tile::kSlabBytes;
-      const int column = slab * kBoxColumns;
-      if constexpr (kVarlen) {
-        const kernel::Sequence& keys = query.sequence;
-        ptx::tma_load_5d(to, map, barrier, ptx::L2Policy::evict_last, column,
-                         kernel::kBoundedRows - keys.s_kv + n * kTileN, query.kv_head, keys.first_key + keys.s_kv,
-                         kernel::kBoundedRows);
-      } else {
-        ptx::tma_load_4d(to, map, barrier, ptx::L2Policy::evict_last, column, n * kTileN, query.kv_head,
-                         query.tile.batch);
+    if constexpr (kPaged) {
+      load_boxes<Tile>(tile, map, barrier, n, query);
+    } else {
+      FA_UNROLL
+      for (int slab = 0; slab < Tile::kSlabs; ++slab) {
+        const uint32_t to = tile + slab * Tile::kSlabBytes;
+        const int column = slab * kBoxColumns;
+        if constexpr (kVarlen) {
+          const kernel::Sequence& keys = query.sequence;
+          ptx::tma_load_5d(to, map, barrier, ptx::L2Policy::evict_last, column,
+                           kernel::kBoundedRows - keys.s_kv + n * kTileN, query.kv_head, keys.first_key + keys.s_kv,
+                           kernel::kBoundedRows);
+        } else {
+          ptx::tma_load_4d(to, map, barrier, ptx::L2Policy::evict_last, column, n * kTileN, query.kv_head,
+                           query.tile.batch);
+        }
       }
     }
   }
@@ -153,7 +204,11 @@ struct Fp8Producer : Fp8Block<Config> {
       ptx::mbarrier_wait(landed(slot.index), slot.parity);
       if (ptx::ld_shared_b32(listed_shared(slot.index)) == 0) return;
       ptx::mbarrier_wait(v_empty(slot.index), slot.parity ^ 1);  // consumers have read what was there
-      transpose_tile(landed_shared(slot.index), v_shared(slot.index), which, lane);
+      if constexpr (Traits::kPrecise) {
+        widen_tile(landed_shared(slot.index), v_shared(slot.index), which, lane);
+      } else {
+        transpose_tile(landed_shared(slot.index), v_shared(slot.index), which, lane);
+      }
       ptx::fence_proxy_async();  // products read it
       ptx::sync_warp();          // all lanes have read and written
       if (lane == 0) {
@@ -164,6 +219,47 @@ struct Fp8Producer : Fp8Block<Config> {
     }
   }
 
+  /// V as f16, of every kTransposers-th 16 columns. Eight lanes have eight keys, whose chunks lie in all banks. Of 16
+  /// columns the even ones come first, so that a consumer's thread has four neighbours of O (Fp8Epilogue).
+  FA_DEVICE static void widen_tile(uint32_t source, uint32_t target, int which, int lane) {
+    constexpr int kKeyBlocks = kernel::ceil_div(kTileN, 32);
+    constexpr int kTogether = kKeyBlocks % 2 == 0 ? 2 : 1;
+    const uint32_t key = static_cast<uint32_t>(lane), row = key % 8;
+    const auto has_key = [&](uint32_t block) { return kTileN % 32 == 0 || block * 32 + key < kTileN; };
+    FA_UNROLL_BY(1)
+    for (uint32_t columns = static_cast<uint32_t>(which); columns < kHeadDimV / 16; columns += kTransposers) {
+      const uint32_t from = source + key * LandedTile::kRowBytes + columns / 8 * LandedTile::kSlabBytes +
+                            (columns % 8 ^ row) * kernel::kChunkBytes;
+      const uint32_t to = target + key * VTile::kRowBytes + columns / 4 * VTile::kSlabBytes +
+                          (columns % 4 * 2 ^ row) * kernel::kChunkBytes;
+      FA_UNROLL_BY(1)
+      for (uint32_t first = 0; first < kKeyBlocks; first += kTogether) {
+        kernel::Chunk bytes[kTogether];  // loads are in flight together
+        FA_UNROLL
+        for (uint32_t i = 0; i < kTogether; ++i) {
+          if (has_key(first + i)) bytes[i] = ptx::ld_shared_chunk(from + (first + i) * 32 * LandedTile::kRowBytes);
+        }
+        FA_UNROLL
+        for (uint32_t i = 0; i < kTogether; ++i) {
+          if (!has_key(first + i)) continue;
+          const uint32_t to_keys = to + (first + i) * 32 * VTile::kRowBytes;
+          store_wide(to_keys, bytes[i], kEven);
+          store_wide(to_keys ^ kernel::kChunkBytes, bytes[i], kOdd);
+        }
+      }
+    }
+  }
+  /// Every other byte of 16.
+  FA_DEVICE static void store_wide(uint32_t to, const kernel::Chunk& bytes, uint32_t every_other) {
+    kernel::Chunk wide;
+    FA_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      ptx::widen_bytes<typename Traits::T>(wide.word[2 * i], wide.word[2 * i + 1],
+                                           ptx::prmt(bytes.word[2 * i], bytes.word[2 * i + 1], every_other));
+    }
+    ptx::st_shared_chunk(to, wide);
+  }
+
   /// Of blocks of 32 keys and 16 columns those of every kTransposers-th 16 columns. With t = lane % 4, c = lane / 4 a
   /// lane gets columns 2c and 2c + 1 of keys 2t, 2t + 1, 8 + 2t and 9 + 2t of 16. These keys become neighbours: place
   /// 4t + 2h + e of 16 is key 8h + 2t + e, as the accumulators of S have them where the operand P wants neighbours. Of
@@ -172,7 +268,6 @@ struct Fp8Producer : Fp8Block<Config> {
   FA_DEVICE static void transpose_tile(uint32_t source, uint32_t target, int which, int lane) {
     constexpr int kKeyBlocks = kTileN / 32;
     constexpr int kTogether = kKeyBlocks % 4 == 0 ? 4 : kKeyBlocks % 2 == 0 ? 2 : 1;
-    constexpr uint32_t kEven = 0x6420, kOdd = 0x7531;
     const uint32_t row = static_cast<uint32_t>(lane) % 8;
     const uint32_t matrix = static_cast<uint32_t>(lane) / 8;
     const uint32_t from = source + static_cast<uint32_t>(lane) * LandedTile::kRowBytes;

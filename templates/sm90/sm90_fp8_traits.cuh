@@ -6,6 +6,7 @@
 #include <common/forward_schedule.cuh>
 #include <common/fp8.cuh>
 #include <common/mask.cuh>
+#include <common/paged.cuh>
 #include <common/sequences.cuh>
 #include <common/switches.cuh>
 #include <common/variant.cuh>
@@ -41,11 +42,17 @@ FA_DEVICE constexpr bool scales_values() {
   return false;
 }
 
+template <class Config>
+FA_DEVICE constexpr bool is_precise() {
+  if constexpr (requires { Config::kPrecise; }) return Config::kPrecise;
+  return false;
+}
+
 /// Constants and types of the Hopper forward of 8-bit floats: those that the rooms of the Hopper forward ask for.
 ///
 /// Config is a struct of constants: Element (e4m3 or e5m2), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
 /// kValueColumns, kCausal, kPositiveScale, kPackGqa, kTakeTurns, kAhead, kSingleLevel, kHalfOutput; optionally kVarlen
-/// (common/switches.cuh), kByteOutput, kKeyScales, kValueScales, and a Variant without a mask function
+/// (common/switches.cuh), kByteOutput, kKeyScales, kValueScales, kPrecise, and a Variant without a mask function
 /// (common/variant.cuh).
 template <class Config>
 using Fp8ParamsOf =
@@ -58,6 +65,7 @@ struct Fp8Traits {
   static constexpr bool kByteOutput = writes_bytes<Config>();
   static constexpr bool kKeyScales = scales_keys<Config>();      // each key has a scale for its row of K
   static constexpr bool kValueScales = scales_values<Config>();  // and for that of V
+  static constexpr bool kPrecise = is_precise<Config>();         // P and V are f16 in their product
   using Wider = typename kernel::Either<kernel::f16, kernel::bf16, Config::kHalfOutput>::type;
   using Output = typename kernel::Either<kernel::e4m3, Wider, kByteOutput>::type;
   using Variant = kernel::VariantOf<Config>;
@@ -71,18 +79,18 @@ struct Fp8Traits {
   static constexpr int kQBuffers = Config::kQBuffers;
   static constexpr int kConsumers = kTileM / kWarpgroupRows;
   static constexpr int kSSteps = kernel::ceil_div(kHeadDimQk, 32);
-  static constexpr int kPSteps = kTileN / 32;
+  static constexpr int kPSteps = kTileN / (kPrecise ? 16 : 32);
   static constexpr int kPieces = 1;
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
-  static constexpr int kPageSize = 0;
-  static constexpr bool kPaged = false;
-  static constexpr bool kRagged = kVarlen;
+  static constexpr int kPageSize = kernel::kPageSize<Config>;
+  static constexpr bool kPaged = kPageSize != 0;
+  static constexpr bool kRagged = kVarlen || kPaged;
   static constexpr bool kWindowed = Variant::kLeftWindow || Variant::kChunked;
   static constexpr bool kWaves = kRagged && !kernel::kBounded<Config>;
   static constexpr bool kPingpong = Config::kTakeTurns;
   static constexpr bool kSingleLevel = Config::kSingleLevel;
-  // The next product S is on its way while O takes the last columns of the one before: S and P need registers of their
-  // own then.
+  // The next product S is on its way while O takes the last columns of the one before, or P of the next KV tile is made
+  // beside this one's product with kPrecise: S and P need registers of their own then.
   static constexpr bool kAhead = Config::kAhead;
   // A warpgroup skips the KV tiles that causality hides from all of its rows.
   static constexpr bool kOwnRanges = Config::kCausal && !kWindowed;
@@ -98,12 +106,13 @@ struct Fp8Traits {
                                       .d_qk = kHeadDimQk,
                                       .d_v = kHeadDimV,
                                       .stages = kStages,
-                                      .q_buffers = kQBuffers};
+                                      .q_buffers = kQBuffers,
+                                      .precise = kPrecise};
   static constexpr Fp8Layout kLayout = fp8_layout(kShape);
   static constexpr int kSharedBytes = kLayout.bytes;
   static constexpr int kThreads = kShape.threads();
   static constexpr int kWorks = kShape.works();
-  static constexpr int kTransposers = 3;  // warps that transpose V
+  static constexpr int kTransposers = 3;  // warps that transpose V, or widen it
   static constexpr int kProducerRegisters = kConsumers < 3 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 1 ? 256 : kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
 
@@ -112,22 +121,28 @@ struct Fp8Traits {
   static constexpr int kSlices = kHeadDimV / kValueColumns;
 
   static_assert(kTileM % kWarpgroupRows == 0 && kConsumers >= 1 && kConsumers <= 4, "64 query rows a warpgroup");
-  static_assert(kTileN % 32 == 0 && kTileN <= 256, "keys are consumed 32 at a time");
+  static_assert(kTileN % (kPrecise ? 16 : 32) == 0 && kTileN <= 256, "keys are consumed so many at a time");
   static_assert(kHeadDimQk % 16 == 0 && kHeadDimV % 16 == 0 && kHeadDimQk <= 256 && kHeadDimV <= 256, "head dims");
   static_assert(kValueColumns % 16 == 0 && kHeadDimV % kValueColumns == 0, "slices are equal");
-  static_assert(!kSingleLevel || !kValueScales, "a KV tile's part of O is multiplied by itself");
+  static_assert(!kSingleLevel || kPrecise || !kValueScales, "a KV tile's part of O is multiplied by itself");
+  static_assert(!kPrecise || kSingleLevel, "sums of products of 16 bits are exact enough");
   static_assert(!Config::kSplit, "keys are not split");
   static_assert(!Variant::kMask, "left to other kernels");
+  static_assert(kPageSize < 0 || kPageSize % 8 == 0, "boxes of pages are whole rows of the swizzle");
+  static_assert(!kPaged || !Variant::kChunked, "the first key of a chunk may be anywhere in a box");
 
   // Tiles of pairs of columns: 128 bytes of a slab are 128 columns, and a step of the product 32 of them.
   using QTile = SwizzledTile<kTileM, kHeadDimQk / 2>;
   using KTile = SwizzledTile<kTileN, kHeadDimQk / 2>;
-  using VTile = SwizzledTile<kHeadDimV, kTileN / 2>;       // transposed: [d_v, tile_n]
+  using TransposedTile = SwizzledTile<kHeadDimV, kTileN / 2>;  // [d_v, tile_n]
+  using WideTile = SwizzledTile<kTileN, kHeadDimV>;            // [tile_n, d_v] of f16
+  using VTile = typename kernel::Either<WideTile, TransposedTile, kPrecise>::type;
   using LandedTile = SwizzledTile<kTileN, kHeadDimV / 2>;  // as it lands: [tile_n, d_v]
   static_assert(kLayout.q_bytes == QTile::kBytes && kLayout.k_bytes == KTile::kBytes);
   static_assert(kLayout.v_bytes == VTile::kBytes && kLayout.landed_bytes == LandedTile::kBytes);
   using SGemm = ptx::WgmmaFp8<T, T, kTileN>;
-  using OGemm = ptx::WgmmaFp8<kernel::e4m3, T, kValueColumns>;
+  using OGemm = typename kernel::Either<ptx::Wgmma<kernel::f16, kValueColumns>,
+                                        ptx::WgmmaFp8<kernel::e4m3, T, kValueColumns>, kPrecise>::type;
   using S = float[kTileN / 2];
   using P = uint32_t[kPSteps][4];
   using Slice = float[kValueColumns / 2];
@@ -135,7 +150,7 @@ struct Fp8Traits {
   using Rows = kernel::RowMap<Config::kPackGqa>;
   using Softmax = Fp8Softmax;
   using KeyNumbers = AffineProduct<kernel::bf16, kTileN>;
-  using Mask = kernel::KeepMask<kPSteps>;
+  using Mask = kernel::KeepMask<kernel::ceil_div(kTileN, 32)>;
   using Loaded = uint32_t[2][1];
 
   struct Nothing {};
@@ -143,12 +158,22 @@ struct Fp8Traits {
     float scale[2];  // that score functions are given scores times of
   };
   struct ScalesOfKeys {
-    float of[kTileN / 32];  // a lane's keys of a KV tile: every 32nd
+    float of[kernel::ceil_div(kTileN, 32)];  // a lane's keys of a KV tile: every 32nd
   };
   using KeyScales = typename kernel::Either<ScalesOfKeys, Nothing, kKeyScales>::type;
   using ValueScales = typename kernel::Either<ScalesOfKeys, Nothing, kValueScales>::type;
   using RawScale = typename kernel::Either<ScoreScale, Nothing, Variant::kScore>::type;
   using Sequence = typename kernel::Either<kernel::Sequence, Nothing, kRagged>::type;
+
+  // A KV tile comes out of pages in boxes, each by a lane of the warp that loads.
+  static constexpr int kBoxRows = kPaged ? kernel::kRowsTogether<kPageSize, kTileN> : kTileN;
+  static constexpr int kBoxes = kTileN / kBoxRows;
+  static_assert(kBoxes <= kernel::kWarpSize, "a lane a box");
+  struct InPages {
+    int table_row;   // the request's row of the block table
+    int first_read;  // keys before it are hidden from all rows
+  };
+  using Pages = typename kernel::Either<InPages, Nothing, kPaged>::type;
 
   struct Query {
     ForwardTile tile;
@@ -156,7 +181,7 @@ struct Fp8Traits {
     int kv_head;
     int head_in_group;
     Sequence sequence;
-    Nothing pages;
+    Pages pages;  // not of those that were posted
   };
 };
 
@@ -172,8 +197,8 @@ struct Fp8Block : Scores<Fp8Traits<Config>> {
 
   using Base::Base;
 
-  // v_full: V is transposed; v_empty: consumers have read that. landed: V is there as it is in memory; taken: it is
-  // transposed, so that its buffer is free.
+  // v_full: V is transposed, or widened; v_empty: consumers have read that. landed: V is there as it is in memory;
+  // taken: it is transposed, so that its buffer is free.
   FA_DEVICE uint32_t landed(int stage) const { return k_full(4 * kStages + 2 * kQBuffers + stage); }
   FA_DEVICE uint32_t taken(int stage) const { return landed(kStages + stage); }
   FA_DEVICE uint32_t landed_shared(int stage) const {
@@ -216,14 +241,45 @@ struct Fp8Block : Scores<Fp8Traits<Config>> {
   template <int kCount>
   FA_DEVICE void load_scales(float (&of)[kCount], const float* scales, int64_t stride_b, int64_t stride_h,
                              int64_t stride_s, const Query& query, int n, int lane) const {
-    const auto& lengths = this->lengths_of(query);
-    const float* const head = scales + query.kv_head * stride_h +
-                              kernel::offset_of_keys<Traits::kVarlen>(lengths, query.tile.batch, stride_b, stride_s);
+    if constexpr (Traits::kPaged) {
+      load_scales_in_pages(of, scales, stride_b, stride_h, stride_s, query, n, lane);
+    } else {
+      const auto& lengths = this->lengths_of(query);
+      const float* const head = scales + query.kv_head * stride_h +
+                                kernel::offset_of_keys<Traits::kVarlen>(lengths, query.tile.batch, stride_b, stride_s);
+      FA_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        const int key = n * Traits::kTileN + 32 * i + lane;
+        const int existing = key < lengths.s_kv ? key : lengths.s_kv - 1;
+        of[i] = scales == nullptr ? 1.f : ptx::ld_global_nc(head + existing * stride_s);
+      }
+    }
+  }
+  /// Where the keys of a query tile that was posted are.
+  FA_DEVICE typename Traits::Pages pages_of(const Query& query) const {
+    const typename Traits::Rows rows{params.group, query.tile.head};
+    return {kernel::table_row_of(params.paged, query.tile.batch),
+            kernel::keys_begin<Variant>(params, query.sequence, rows.position(this->first_row_of(query.tile)))};
+  }
+
+  /// The keys that a request has of KV tile n, by its row of the block table; those in front of what any row sees are
+  /// not looked for.
+  FA_DEVICE auto keys_of(const Query& query, const typename Traits::Pages& pages) const {
+    return kernel::keys_in_cache<Traits::kPageSize>(params.paged, pages.table_row, pages.first_read,
+                                                    query.sequence.s_kv);
+  }
+  /// Of [pages, h_kv, page]; 1 of keys that are hidden.
+  template <int kCount>
+  FA_DEVICE void load_scales_in_pages(float (&of)[kCount], const float* scales, int64_t stride_page, int64_t stride_h,
+                                      int64_t stride_s, const Query& query, int n, int lane) const {
+    const auto keys = keys_of(query, query.pages);
     FA_UNROLL
     for (int i = 0; i < kCount; ++i) {
       const int key = n * Traits::kTileN + 32 * i + lane;
-      const int existing = key < lengths.s_kv ? key : lengths.s_kv - 1;
-      of[i] = scales == nullptr ? 1.f : ptx::ld_global_nc(head + existing * stride_s);
+      const int page = scales != nullptr && key >= keys.begin && key < keys.end ? keys.page_of(key) : -1;
+      of[i] = keys.has(key, page) ? ptx::ld_global_nc(scales + page * stride_page + query.kv_head * stride_h +
+                                                      keys.row_in_page(key) * stride_s)
+                                  : 1.f;
     }
   }
   FA_DEVICE float v_scale(const Query& query) const {

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include <fa/paged.hpp>
+
 #include "compile/compiler.hpp"
 #include "plan/planner.hpp"
 #include "render/source.hpp"
@@ -102,6 +104,48 @@ TEST_P(Sm90Fp8ForwardCompile, ScalesOfKeys) {
     problem.total_q = problem.total_kv = 20000;
     expect_clean(problem);
   }
+}
+
+TEST_P(Sm90Fp8ForwardCompile, Pages) {
+  for (const int d : {64, 128, 192, 256}) {
+    for (const int page_size : {16, 64, static_cast<int>(kContiguous)}) {
+      plan::Problem problem = fp8(d, d, GetParam(), d != 128);
+      problem.page_size = page_size;
+      problem.key_scales = problem.value_scales = page_size == 16;
+      problem.precise = page_size == 64;
+      expect_clean(problem);
+      problem.varlen = true;
+      problem.total_q = 20000;
+      expect_clean(problem);
+    }
+  }
+}
+
+TEST_P(Sm90Fp8ForwardCompile, Precise) {
+  const bool all = std::getenv("FA_COMPILE_GRID") != nullptr;
+  for (int d = all ? 16 : 64; d <= 256; d += all ? 16 : 64) {
+    plan::Problem problem = fp8(d, d, GetParam(), d % 128 == 0);
+    problem.precise = true;
+    expect_clean(problem);
+    problem.varlen = true;
+    problem.total_q = problem.total_kv = 20000;
+    expect_clean(problem);
+    problem.key_scales = problem.value_scales = true;
+    expect_clean(problem);
+    problem.varlen = false;
+    expect_clean(problem);
+  }
+  plan::Variants variants;
+  variants.score = "50.0000000*tanh(score/50.0000000)";
+  variants.sink = variants.left_window = true;
+  plan::Problem problem = fp8(128, 128, GetParam(), true);
+  problem.precise = true;
+  problem.variants = &variants;
+  problem.window_left = 1000;
+  expect_clean(problem);
+  problem = fp8(192, 128, GetParam(), true);
+  problem.precise = true;
+  expect_clean(problem);
 }
 
 INSTANTIATE_TEST_SUITE_P(DTypes, Sm90Fp8ForwardCompile, ::testing::Values(DType::e4m3, DType::e5m2),

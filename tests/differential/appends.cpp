@@ -34,7 +34,7 @@ AppendCase case_of(const Options& options, std::uint64_t config, std::uint64_t s
     c.dtype = DType::f64;
     c.k_dtype = c.v_dtype = std::nullopt;
     c.group_size = 0;
-    c.scales_given = false;
+    c.scales_given = c.latent = false;
     if (c.table) c.table = DType::f64;
   }
   test::draw_requests(c, static_cast<std::uint32_t>(seed * 1009u + shape + 17));

@@ -14,7 +14,8 @@ using fa::test::kAppendParts;
 /// Everything may be written by the kernel before, and so is writable as long as nothing has waited for that.
 constexpr std::uint8_t kEarlyInput = Memory::kReadable | Memory::kWritable;
 
-std::array<void*, kAppendParts> place(const AppendData& data, Memory& memory, bool early) {
+std::array<void*, kAppendParts> place(const fa::test::AppendCase& c, const AppendData& data, Memory& memory,
+                                      bool early) {
   std::array<void*, kAppendParts> at{};
   for (std::size_t i = 0; i < kAppendParts; ++i) {
     const fa::test::AppendBuffer& buffer = data.buffers()[i];
@@ -38,7 +39,7 @@ std::array<void*, kAppendParts> place(const AppendData& data, Memory& memory, bo
     const std::size_t memory_of = shared ? static_cast<std::size_t>(AppendPart::k_cache) : i;
     if (at[memory_of] == nullptr) continue;
     const bool written = data.buffers()[memory_of].written;
-    const bool in_place = written && part == AppendPart::q;
+    const bool in_place = written && (part == AppendPart::q || (c.latent && c.scales_given));
     const std::uint8_t flags = written && !in_place ? std::uint8_t{Memory::kWritable}
                                : early || in_place  ? kEarlyInput
                                                     : std::uint8_t{Memory::kReadable};
@@ -55,7 +56,7 @@ std::array<std::vector<std::byte>, kAppendParts> run_append(const fa::test::Appe
                                                             const fa::plan::KernelSpec& spec, std::uint64_t seed,
                                                             const std::string& name) {
   Memory memory;
-  const std::array<void*, kAppendParts> at = place(data, memory, spec.arch.major >= 9);
+  const std::array<void*, kAppendParts> at = place(c, data, memory, spec.arch.major >= 9);
   fa::api::AppendCall call = fa::api::check_append(c.config(), data.inputs(at));
   if (!call.empty) {
     const fa::plan::RotaryTurns turns = fa::plan::rotary_turns(c.rotary_dims, c.base);

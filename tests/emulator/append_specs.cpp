@@ -75,6 +75,16 @@ std::vector<AppendCase> stored_kinds() {
   kinds[7].group_size = 64;
   kinds[6].aligned = false;
   kinds[7].scales_given = true;
+  for (const AppendCase& latent :
+       {kind(DType::bf16, 64, {576, 512}, 64, true), kind(DType::f16, 0, {576, 512}, 64, false),
+        kind(DType::bf16, 5, {576, 512}, 24, false), kind(DType::f16, 16, {576, 512}, 0, false)}) {
+    kinds.push_back(latent);
+    kinds.back().latent = true;
+    kinds.back().k_dtype = DType::e4m3;
+  }
+  kinds[11].aligned = false;
+  kinds[12].table = DType::f32;
+  kinds[12].scales_given = true;
   return kinds;
 }
 
@@ -103,7 +113,7 @@ fa::plan::KernelSpec append_spec(const AppendCase& c, fa::plan::Arch arch) {
   problem.interleaved = c.interleaved;
   problem.table = !c.table ? 0 : *c.table == DType::f32 ? 1 : 2;
   problem.aligned = c.aligned;
-  problem.k_storage = c.k_dtype ? fa::plan::storage_of(*c.k_dtype, c.group_size) : 0;
+  problem.k_storage = c.latent ? fa::plan::kLatentRows : c.k_dtype ? fa::plan::storage_of(*c.k_dtype, c.group_size) : 0;
   problem.v_storage = c.v_dtype ? fa::plan::storage_of(*c.v_dtype, c.group_size) : 0;
   problem.scales_given = c.scales_given;
   return fa::plan::append_specs(problem).front();

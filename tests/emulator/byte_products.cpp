@@ -98,6 +98,10 @@ void multiply_bytes(Half half_a, Half half_b, const std::vector<std::uint8_t>& a
   }
 }
 
+float widen_e4m3(std::uint8_t bits) {
+  return static_cast<float>(value_of(Half::e4m3, bits));
+}
+
 std::uint8_t convert_e4m3(float value) {
   return std::isnan(value) ? std::uint8_t{0x7f} : fa::reference::encode_e4m3(static_cast<double>(value));
 }

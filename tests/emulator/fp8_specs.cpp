@@ -5,6 +5,8 @@
 #include <span>
 #include <stdexcept>
 
+#include <fa/paged.hpp>
+
 #include "plan/sm90_fp8_forward.hpp"
 #include "support/variant_case.hpp"
 
@@ -21,6 +23,7 @@ struct Shape {
   bool byte_output = false;
   bool key_scales = false;
   bool value_scales = false;
+  bool precise = false;
 };
 
 constexpr Shape kShapes[] = {
@@ -40,44 +43,74 @@ constexpr Shape kShapes[] = {
     {DType::e5m2, 64, 48, 64, 128, 2, 1, 48, true, false, false, true, true, true, false, true},
     {DType::e4m3, 64, 128, 128, 128, 2, 1, 128, true, true, false, false, false, false, false, false, true},
     {DType::e4m3, 64, 64, 128, 96, 2, 2, 64, true, true, true, false, false, false, false, true, true},
+    {DType::e4m3, 128, 128, 128, 64, 2, 2, 128, true, true, true, true, false, false, false, false, false, true},
+    {DType::e4m3, 64, 64, 192, 80, 2, 1, 64, false, false, false, true, false, false, false, false, false, true},
+    {DType::e5m2, 32, 96, 128, 48, 3, 1, 96, true, true, false, true, true, true, false, false, false, true},
+    {DType::e4m3, 256, 256, 64, 64, 1, 1, 256, false, false, true, true, false, false, false, true, false, true},
+    {DType::e4m3, 64, 112, 192, 80, 2, 2, 112, true, true, true, true, true, false, false, true, true, true},
+    {DType::e4m3, 80, 48, 128, 96, 2, 2, 48, false, false, false, true, false, true, false, false, true, true},
 };
-constexpr std::size_t kOfBytes = 11, kOfKeyScales = std::size(kShapes) - 1;
+constexpr std::size_t kOfPages = 22 + 5;  // behind those and the packed ones
+constexpr std::size_t kOfBytes = 11, kOfKeyScales = 15, kOfPrecise = 16, kOfPreciseScales = 20;
 constexpr Shape kPackedShapes[] = {
     {DType::e4m3, 64, 64, 128, 64, 2, 2, 64, true, true, true, false, false, false},
     {DType::e4m3, 48, 80, 64, 96, 2, 1, 80, false, false, false, false, true, true},
     {DType::e5m2, 128, 128, 192, 64, 2, 2, 64, true, false, false, false, false, false, true},
     {DType::e4m3, 64, 64, 128, 64, 2, 2, 64, true, true, true, false, false, false, false, true, true},
+    {DType::e5m2, 64, 64, 128, 80, 2, 2, 64, true, true, true, true, true, false, false, true, true, true},
 };
+
+struct PagedShape {
+  Shape shape;
+  int page_size;
+  bool varlen;
+};
+constexpr PagedShape kPagedShapes[] = {
+    {{DType::e4m3, 64, 64, 128, 64, 2, 2, 64, true, true, true, false, false, false, false, true, true}, 16, true},
+    {{DType::e4m3, 128, 128, 128, 128, 2, 1, 64, true, false, false, false, false, false}, 64, false},
+    {{DType::e5m2, 48, 80, 64, 96, 2, 2, 80, false, false, true, false, true, true}, 24, true},
+    {{DType::e4m3, 64, 96, 192, 64, 3, 2, 48, true, true, false, false, false, false, true, true}, 8, false},
+    {{DType::e4m3, 64, 64, 128, 64, 2, 2, 64, true, true, true, true, false, false, false, true, true, true},
+     128,
+     true},
+    {{DType::e4m3, 64, 64, 128, 96, 2, 1, 64, true, false, false, false, false, false, false, false, true},
+     static_cast<int>(fa::kContiguous),
+     false},
+};
+
+KernelSpec spec_of(const Shape& shape, bool varlen, int page_size = 0) {
+  KernelSpec spec;
+  auto& own = spec.own.emplace<fa::plan::Sm90Fp8Forward>();
+  spec.arch = {9, 0, 'a'};
+  spec.dtype = shape.dtype;
+  spec.d_qk = shape.d_qk;
+  spec.d_v = shape.d_v;
+  spec.tile_m = shape.tile_m;
+  spec.tile_n = shape.tile_n;
+  spec.stages = shape.stages;
+  spec.causal = shape.causal;
+  spec.pack_gqa = shape.pack_gqa;
+  spec.varlen = varlen;
+  spec.page_size = page_size;
+  own.q_buffers = shape.q_buffers;
+  own.value_columns = shape.value_columns;
+  own.take_turns = shape.take_turns;
+  own.ahead = shape.ahead;
+  own.single_level = shape.single_level;
+  own.half_output = shape.half_output;
+  own.byte_output = shape.byte_output;
+  own.key_scales = shape.key_scales;
+  own.value_scales = shape.value_scales;
+  own.precise = shape.precise;
+  spec.warps = fa::plan::sm90_fp8_forward_warps(spec);
+  const std::string refusal = fa::plan::sm90_fp8_forward_refusal(spec);
+  if (!refusal.empty()) throw std::logic_error(refusal);
+  return spec;
+}
 
 std::vector<KernelSpec> specs_of(std::span<const Shape> shapes, bool varlen) {
   std::vector<KernelSpec> found;
-  for (const Shape& shape : shapes) {
-    KernelSpec spec;
-    auto& own = spec.own.emplace<fa::plan::Sm90Fp8Forward>();
-    spec.arch = {9, 0, 'a'};
-    spec.dtype = shape.dtype;
-    spec.d_qk = shape.d_qk;
-    spec.d_v = shape.d_v;
-    spec.tile_m = shape.tile_m;
-    spec.tile_n = shape.tile_n;
-    spec.stages = shape.stages;
-    spec.causal = shape.causal;
-    spec.pack_gqa = shape.pack_gqa;
-    spec.varlen = varlen;
-    own.q_buffers = shape.q_buffers;
-    own.value_columns = shape.value_columns;
-    own.take_turns = shape.take_turns;
-    own.ahead = shape.ahead;
-    own.single_level = shape.single_level;
-    own.half_output = shape.half_output;
-    own.byte_output = shape.byte_output;
-    own.key_scales = shape.key_scales;
-    own.value_scales = shape.value_scales;
-    spec.warps = fa::plan::sm90_fp8_forward_warps(spec);
-    const std::string refusal = fa::plan::sm90_fp8_forward_refusal(spec);
-    if (!refusal.empty()) throw std::logic_error(refusal);
-    found.push_back(spec);
-  }
+  for (const Shape& shape : shapes) found.push_back(spec_of(shape, varlen));
   return found;
 }
 
@@ -110,10 +143,19 @@ const std::vector<KernelSpec>& fp8_packed_specs() {
   return specs;
 }
 
+const std::vector<KernelSpec>& fp8_paged_specs() {
+  static const std::vector<KernelSpec> specs = [] {
+    std::vector<KernelSpec> found;
+    for (const auto& [shape, page_size, varlen] : kPagedShapes) found.push_back(spec_of(shape, varlen, page_size));
+    return found;
+  }();
+  return specs;
+}
+
 const std::vector<Fp8Variant>& fp8_variants() {
   static const std::vector<Fp8Variant> variants =
       variants_of({"softcap", "alibi", "bias", "window", "two_sided", "chunked", "sink", "window_sink"},
-                  {fp8_specs()[1], fp8_specs()[3]});
+                  {fp8_specs()[1], fp8_specs()[3], fp8_specs()[kOfPrecise]});
   return variants;
 }
 
@@ -131,6 +173,54 @@ const std::vector<Fp8Mutation>& fp8_mutations() {
   static const std::string kTraits = "sm90/sm90_fp8_traits.cuh";
   static const std::string kSoftmax = "sm90/sm90_fp8_softmax.cuh";
   static const std::vector<Fp8Mutation> mutations{
+      {"fp8_wide_columns_exchanged",
+       kProducer,
+       "store_wide(to_keys, bytes[i], kEven);",
+       "store_wide(to_keys, bytes[i], kOdd);",
+       {},
+       kOfPrecise},
+      {"fp8_wide_chunks_not_exchanged",
+       kProducer,
+       "(columns % 4 * 2 ^ row) * kernel::kChunkBytes",
+       "columns % 4 * 2 * kernel::kChunkBytes",
+       {},
+       kOfPrecise},
+      {"fp8_wide_scores_not_waited_for",
+       kForward,
+       "ptx::wgmma_wait<1>(); const bool rises = take_scores(at, next.index);",
+       "const bool rises = take_scores(at, next.index);",
+       {register_in_flight},
+       kOfPrecise},
+      {"fp8_wide_output_not_waited_for",
+       kForward,
+       "const bool rises = take_scores(at, next.index); ptx::wgmma_wait<0>();",
+       "const bool rises = take_scores(at, next.index);",
+       {register_in_flight},
+       kOfPrecise},
+      {"fp8_wide_output_keeps_old_maxima",
+       kForward,
+       "at.v_slot = next; if (rises) multiply(at.o[0], at.softmax.factor);",
+       "at.v_slot = next; if (rises && at.left < 0) multiply(at.o[0], at.softmax.factor);",
+       {},
+       kOfPrecise},
+      {"fp8_precise_probabilities_in_eight_bits",
+       kForward,
+       "ptx::convert_pair<kernel::f16>(s[8 * step + 2 * word], s[8 * step + 2 * word + 1])",
+       "(ptx::convert_pair<kernel::f16>(s[8 * step + 2 * word], s[8 * step + 2 * word + 1]) & 0xff80ff80)",
+       {},
+       kOfPrecise},
+      {"fp8_greatest_scale_of_all_does_not_rise",
+       kForward,
+       "factor *= any ? at.values_by * inverse : 0.f;",
+       "factor *= any ? 1.f : 0.f;",
+       {},
+       kOfPreciseScales},
+      {"fp8_greatest_scale_of_all_is_lost",
+       kForward,
+       "multiply(at.o[0], {at.values_by, at.values_by});",
+       "multiply(at.o[0], {1.f, 1.f});",
+       {},
+       kOfPreciseScales},
       {"fp8_transposed_before_it_has_landed",
        kProducer,
        "ptx::mbarrier_wait(landed(slot.index), slot.parity);",
@@ -181,7 +271,7 @@ const std::vector<Fp8Mutation>& fp8_mutations() {
       {"fp8_values_not_waited_for",
        kForward,
        "ptx::mbarrier_wait(v_full(at.v_slot.index), at.v_slot.parity);",
-       "",
+       "static_cast<void>(at);",
        {shared_in_flight, shared_uninitialised, shared_race, unfenced, source_overwritten, barrier_misuse}},
       {"fp8_scores_not_waited_for",
        kForward,
@@ -225,7 +315,7 @@ const std::vector<Fp8Mutation>& fp8_mutations() {
        {}},
       {"fp8_query_released_early",
        kForward,
-       "if (last) release(q_empty(at.count % kQBuffers), ptx::lane_index());",
+       "if (at.left == 0) release(q_empty(at.count % kQBuffers), ptx::lane_index());",
        "if (at.left == 1) release(q_empty(at.count % kQBuffers), ptx::lane_index());",
        {source_overwritten, shared_race, shared_in_flight, barrier_misuse, deadlock}},
       {"fp8_scales_of_values_do_not_count",
@@ -291,7 +381,7 @@ const std::vector<Fp8Mutation>& fp8_mutations() {
        "kernel::offset_of_keys<Traits::kVarlen>(",
        "0 * kernel::offset_of_keys<Traits::kVarlen>(",
        {},
-       std::size(kShapes) + std::size(kPackedShapes) - 1},
+       std::size(kShapes) + 3},
       {"fp8_scales_of_the_first_sequence",
        kTraits,
        "ptx::ld_global_nc(scales.q + first + head * scales.stride_q_h",
@@ -303,6 +393,36 @@ const std::vector<Fp8Mutation>& fp8_mutations() {
        "rare = rare || (bits[r] <= 0 && greatest[r] < 0.f);",
        "",
        {}},
+      {"fp8_box_of_a_page_ends_with_the_page",
+       kProducer,
+       "Traits::kPageSize < 0 || behind < Traits::kPageSize ? behind : Traits::kPageSize;",
+       "behind < 0 ? 0 : Traits::kPageSize;",
+       {global_uninitialised},
+       kOfPages},
+      {"fp8_boxes_of_one_lane",
+       kProducer,
+       "if (lane >= Traits::kBoxes) return;",
+       "if (lane > 0) return;",
+       {deadlock, shared_in_flight, shared_uninitialised, barrier_misuse},
+       kOfPages},
+      {"fp8_box_of_the_first_row",
+       kProducer,
+       "const int row = keys.row_in_page(first);",
+       "const int row = 0 * first;",
+       {},
+       kOfPages + 4},
+      {"fp8_scales_of_the_first_row_of_pages",
+       kTraits,
+       "keys.row_in_page(key) * stride_s)",
+       "0 * keys.row_in_page(key) * stride_s)",
+       {},
+       kOfPages},
+      {"fp8_scales_of_the_first_page",
+       kTraits,
+       "ptx::ld_global_nc(scales + page * stride_page",
+       "ptx::ld_global_nc(scales + 0 * page * stride_page",
+       {},
+       kOfPages},
   };
   return mutations;
 }

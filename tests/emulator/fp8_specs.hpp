@@ -16,6 +16,9 @@ const std::vector<fa::plan::KernelSpec>& fp8_specs();
 /// Those of packed batches.
 const std::vector<fa::plan::KernelSpec>& fp8_packed_specs();
 
+/// Those over pages, and of contiguous caches.
+const std::vector<fa::plan::KernelSpec>& fp8_paged_specs();
+
 /// With what fa::test::variant_choices() call `choice`.
 struct Fp8Variant {
   std::string choice;
@@ -32,7 +35,7 @@ struct Fp8Mutation {
   std::string before;
   std::string after;
   std::set<FaultKind> faults;
-  std::size_t spec = 0;  ///< of fp8_specs(), and behind them of fp8_packed_specs()
+  std::size_t spec = 0;  ///< of fp8_specs(), behind them fp8_packed_specs() and fp8_paged_specs()
   int count = 1;
   bool scaled = true;  ///< what it is given has scales, some of them negative
 };

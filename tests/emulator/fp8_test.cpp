@@ -11,6 +11,7 @@
 
 #include "emulator/forward_run.hpp"
 #include "emulator/fp8_packed.hpp"
+#include "emulator/fp8_paged.hpp"
 #include "emulator/fp8_specs.hpp"
 
 namespace emulator {
@@ -66,13 +67,19 @@ HostTensor absolute(HostTensor tensor) {
   return tensor;
 }
 
+constexpr double kPreciseError = 0.3 * 0.026;  ///< 0.3 of what P in e4m3 costs standard normal inputs
+
+double rounding_of(const KernelSpec& spec) {
+  return spec.as<fa::plan::Sm90Fp8Forward>().precise ? 0x1p-11 + 0x1p-8 : 0x1p-4 + 0x1p-6;
+}
+
 struct Errors {
   double worst = 0;     ///< of an element, as a multiple of what rounding allows
   double relative = 0;  ///< root mean square, of that of O
 };
 
-/// P is rounded to e4m3, relative to 2^8 times the greatest: by 2^-4 of itself, or 2^-18 of the greatest. Scores and
-/// sums of a KV tile have 13 bits of fraction.
+/// P is rounded to e4m3, relative to 2^8 times the greatest: by 2^-4 of itself, or 2^-18 of the greatest; to f16 where
+/// the kernel is precise. Scores and sums of a KV tile have 13 bits of fraction.
 Errors errors_of(const ForwardCase& c, const AttentionInputs& inputs, const AttentionOutputs& actual,
                  const AttentionOutputs& expected) {
   AttentionInputs magnitudes = inputs;
@@ -85,7 +92,7 @@ Errors errors_of(const ForwardCase& c, const AttentionInputs& inputs, const Atte
     for (std::int64_t d = 0; d < c.attention.d_v; ++d) {
       const double o = expected.o.at(b, h, s, d);
       const double error = std::abs(actual.o.at(b, h, s, d) - o);
-      const double of_p = (0x1p-4 + 0x1p-6) * terms.o.at(b, h, s, d);
+      const double of_p = rounding_of(c.spec) * terms.o.at(b, h, s, d);
       const bool bytes = c.attention.o_dtype == DType::e4m3;
       const double of_o = bytes ? 0x1p-4 * (std::abs(o) + of_p) + 0x1p-10 : 0x1p-8 * std::abs(o);
       const double allowed = of_p + of_o + 1e-6;
@@ -107,7 +114,8 @@ class Fp8Forward : public testing::TestWithParam<std::size_t> {
     const AttentionOutputs first = run_forward(c, inputs, kernels_of(c), kSeeds[0]);
     const Errors errors = errors_of(c, inputs, first, expected);
     EXPECT_LE(errors.worst, 1);
-    EXPECT_LE(errors.relative, 0.05);
+    const bool bytes = c.attention.o_dtype == DType::e4m3;
+    EXPECT_LE(errors.relative, c.spec.as<fa::plan::Sm90Fp8Forward>().precise && !bytes ? kPreciseError : 0.05);
     if (c.lse) {
       EXPECT_LE(fa::test::lse_max_abs_error(first.lse.view(), expected.lse.view()), lse_tolerance);
     }
@@ -133,6 +141,17 @@ TEST_P(Fp8Forward, RowsWithoutKeysAreZero) {
   ForwardCase c = case_of(fp8_specs()[GetParam()], GetParam());
   c.attention.s_kv = c.spec.causal ? 20 : 0;
   c.attention.causal_align = CausalAlign::bottom_right;
+  ASSERT_NO_THROW(check(c, make_inputs(c), 0.01));
+}
+
+// The first warpgroup of a query tile has no key, the last one has some.
+TEST_P(Fp8Forward, WarpgroupsWithoutKeysTakeTheirTurns) {
+  ForwardCase c = case_of(fp8_specs()[GetParam()], GetParam());
+  if (!c.spec.causal || c.spec.pack_gqa) return;
+  c.attention.s_q = c.spec.tile_m;
+  c.attention.s_kv = 20;
+  c.attention.causal_align = CausalAlign::bottom_right;
+  c.blocks = 1;
   ASSERT_NO_THROW(check(c, make_inputs(c), 0.01));
 }
 
@@ -214,6 +233,27 @@ TEST(Fp8Forward, TwoLevelsKeepLongRowsExact) {
   EXPECT_GE(error_of_mean(kSingleLevel, 4096), 10 * of_long);
 }
 
+/// The relative error of standard normal inputs.
+double error_of_normal(std::size_t spec) {
+  ForwardCase c = case_of(fp8_specs()[spec], 0);
+  c.attention.s_q = 128;
+  c.attention.s_kv = 512;
+  const AttentionInputs inputs = make_inputs(c);
+  const AttentionOutputs expected = fa::test::reference_f64(c.attention, inputs);
+  return errors_of(c, inputs, run_forward(c, inputs, kernels_of(c), 1), expected).relative;
+}
+
+TEST(Fp8Forward, PreciseIsMoreExact) {
+  constexpr std::size_t kDefault = 0, kPrecise = 16;
+  const double plain = error_of_normal(kDefault);
+  const double precise = error_of_normal(kPrecise);
+  RecordProperty("plain", std::to_string(plain));
+  RecordProperty("precise", std::to_string(precise));
+  EXPECT_GE(plain, kPreciseError);
+  EXPECT_LE(precise, 0.3 * plain);
+  EXPECT_LE(error_of_mean(kPrecise, 4096), 0.003);
+}
+
 /// Of a packed batch.
 void run_packed_mutant(const Fp8Mutation& mutation) {
   const KernelSpec& spec = fp8_packed_specs()[mutation.spec - fp8_specs().size()];
@@ -229,10 +269,26 @@ void run_packed_mutant(const Fp8Mutation& mutation) {
   }
 }
 
+/// Over pages.
+void run_paged_mutant(const Fp8Mutation& mutation) {
+  const KernelSpec& spec = fp8_paged_specs()[mutation.spec - fp8_specs().size() - fp8_packed_specs().size()];
+  const fa::test::PagedCase c = fp8_paged_case(spec, 1, true);
+  const fa::test::PagedData data = make_data(c);
+  try {
+    const Fp8PagedErrors errors =
+        fp8_paged_errors(spec, c, data, run_paged(spec, c, data, {.kernel = "mutant " + mutation.name}));
+    EXPECT_TRUE(mutation.faults.empty()) << "not caught";
+    EXPECT_TRUE(errors.o > 1 || errors.lse > 0.05) << "harmless";
+  } catch (const Fault& fault) {
+    EXPECT_TRUE(mutation.faults.contains(fault.kind)) << fault.what();
+  }
+}
+
 class Fp8Mutants : public testing::TestWithParam<std::size_t> {};
 
 TEST_P(Fp8Mutants, AreCaughtAndNamed) {
   const Fp8Mutation& mutation = fp8_mutations()[GetParam()];
+  if (mutation.spec >= fp8_specs().size() + fp8_packed_specs().size()) return run_paged_mutant(mutation);
   if (mutation.spec >= fp8_specs().size()) return run_packed_mutant(mutation);
   ForwardCase c = case_of(fp8_specs()[mutation.spec], 0);
   c.attention.h_q = 2;

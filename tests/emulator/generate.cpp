@@ -201,7 +201,9 @@ std::string invariant_file(const fs::path& folder, std::size_t file, std::size_t
 
 std::string fp8_file(const fs::path& folder, std::size_t file, std::size_t files) {
   std::vector<KernelSpec> specs = emulator::fp8_specs();
-  for (const KernelSpec& packed : emulator::fp8_packed_specs()) specs.push_back(packed);
+  for (const auto* const more : {&emulator::fp8_packed_specs(), &emulator::fp8_paged_specs()}) {
+    specs.insert(specs.end(), more->begin(), more->end());
+  }
   const std::vector<KernelSpec> subjects = specs;
   for (const auto* const variants : {&emulator::fp8_variants(), &emulator::fp8_packed_variants()}) {
     for (const emulator::Fp8Variant& variant : *variants) specs.push_back(variant.spec);

@@ -113,6 +113,7 @@ void tma_wait(bool read);
 
 /// Rounds to the nearest E4M3 number, ties to even; beyond 448 to that. NaN stays NaN.
 std::uint8_t convert_e4m3(float value);
+float widen_e4m3(std::uint8_t bits);
 
 /// D [64, columns] = A [64, 16] B [16, columns] + D; of 8-bit elements with a depth of 32.
 struct WgmmaOperands {

@@ -76,6 +76,10 @@ class Call {
     return view_of(t, data_.q);
   }
 
+  TensorView plain(const char* name, const HostTensor& tensor) {
+    return view_of(place_input(memory, name, tensor, Placement::bhsd, true), tensor);
+  }
+
   TensorView pool(const char* name, const HostTensor& tensor) {
     // Rows of 8 bits are always aligned, and so are scales of 4.
     const bool stored = size_of(tensor.view().dtype) == 1 || &tensor == &data_.k_scale || &tensor == &data_.v_scale;
@@ -167,6 +171,11 @@ AttentionOutputs run_paged(const KernelSpec& spec, const PagedCase& c, const Pag
   tensors.v = call.pool("v", data.v);
   if (c.k_dtype && !c.latent()) tensors.k_scale = call.pool("k_scale", data.k_scale);
   if (c.v_dtype) tensors.v_scale = call.pool("v_scale", data.v_scale);
+  if (c.scaled) {
+    tensors.q_scale = call.plain("q_scale", data.q_scale);
+    tensors.k_scale = c.key_scales ? call.pool("k_scale", data.k_scale) : call.plain("k_scale", data.k_scale);
+    tensors.v_scale = c.value_scales ? call.pool("v_scale", data.v_scale) : call.plain("v_scale", data.v_scale);
+  }
   tensors.o = call.output("o", outputs.o);
   tensors.lse = call.output("lse", outputs.lse);
   const PlacedVariant placed(call.memory, variant, false);

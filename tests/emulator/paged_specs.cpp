@@ -142,6 +142,7 @@ constexpr Shape kShapes[] = {
     {kContiguous, DType::bf16, 32, 32, 16, 4, 64, 2, kPackGqa | kScheduled | kSplitWarps, "", 0, 1, 2},
     {kContiguous, DType::f32, 16, 24, 32, 2, 16, 1, kPacked | kCausal},
     {kContiguous, DType::f16, 40, 24, 32, 4, 32, 2, kPackGqa | kFours | kInKey | kScheduled},
+    {kContiguous, DType::bf16, 576, 512, 16, 4, 32, 2, kCausal | kPackGqa | kFours | kInKey | kScheduled, "", 0, 3},
     {kContiguous, DType::bf16, 64, 64, 128, 12, 48, 2, kPacked | kCausal, "", 2},
     {kContiguous, DType::f16, 40, 64, 64, 8, 80, 3, kCausal | kPackGqa, "", 1},
     {kContiguous, DType::bf16, 264, 72, 64, 12, 64, 2, kPacked | kCausal | kPackGqa | kScheduled | kWide},

@@ -121,6 +121,30 @@ TEST_F(Append, ManyRowsAndHeads) {
   run(c);
 }
 
+TEST_F(Append, LatentRows) {
+  for (const std::int64_t page_size : {0, 1, 16, 64}) {
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      for (const bool given : {false, true}) {
+        AppendCase c;
+        c.dtype = dtype;
+        c.latent = true;
+        c.k_dtype = DType::e4m3;
+        c.d_qk = 576;
+        c.d_v = 512;
+        c.h_kv = 1;
+        c.h_q = 16;
+        c.page_size = page_size;
+        c.rotary_dims = 64;
+        c.interleaved = given;
+        c.scales_given = given;
+        c.rows = {1, 1, 700, 1, 33, 0, 1};
+        c.before = {99, 0, 0, 4000, 1000, 7, 12};
+        run(c);
+      }
+    }
+  }
+}
+
 // One graph, whose lengths and tables change between replays.
 TEST_F(Append, GraphsReadLengthsWhenTheyAreReplayed) {
   AppendCase c;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "gpu/device_case.hpp"
+#include "gpu/paged_case.hpp"
 #include "plan/arch.hpp"
 
 namespace fa::test {
@@ -189,6 +190,99 @@ TEST_F(Fp8Forward, KeysHaveScalesOfTheirOwn) {
   }
 }
 
+// AttentionConfig::precise: at most 0.3 of the error.
+TEST_F(Fp8Forward, PreciseIsAsExactAsSixteenBits) {
+  for (const std::int64_t d : {64, 96, 128, 192, 256}) {
+    for (const bool causal : {false, true}) {
+      for (const bool key_scales : {false, true}) {
+        Fp8Call call({.b = 2,
+                      .h_q = 4,
+                      .h_kv = 2,
+                      .s_q = 600,
+                      .s_kv = 1111,
+                      .d_qk = d,
+                      .d_v = d,
+                      .dtype = d == 96 ? DType::e5m2 : DType::e4m3,
+                      .causal = causal},
+                     key_scales, key_scales);
+        AttentionConfig config = config_of(call.device.problem);
+        config.key_scales = config.value_scales = key_scales;
+        const double plain = call.run(config).relative;
+        config.precise = true;
+        const double precise = call.run(config).relative;
+        EXPECT_LE(precise, 0.3 * plain) << "d " << d << (causal ? ", causal" : "");
+        EXPECT_LE(precise, 0.3 * 0.026) << "d " << d << (causal ? ", causal" : "");
+      }
+    }
+  }
+}
+
+TEST_F(Fp8Forward, EveryPreciseTileMatchesFloat64) {
+  for (const char* const fields : {"tile_m=64 take_turns=0", "tile_m=128 tile_n=128", "tile_m=192 tile_n=80 ahead=0",
+                                   "tile_m=128 tile_n=48 stages=4", "stages=1 q_buffers=1 take_turns=0"}) {
+    for (const std::int64_t d : {64, 128}) {
+      Fp8Call call({.b = 2,
+                    .h_q = 3,
+                    .h_kv = 1,
+                    .s_q = 700,
+                    .s_kv = 900,
+                    .d_qk = d,
+                    .d_v = d,
+                    .dtype = DType::e4m3,
+                    .causal = d == 64});
+      AttentionConfig config = config_of(call.device.problem);
+      config.precise = true;
+      config.kernel = KernelOverride{"sm90_fp8", fields};
+      EXPECT_LE(call.run(config).relative, 0.3 * 0.026) << fields;
+    }
+  }
+}
+
+/// Requests over pages, and of a contiguous cache.
+TEST_F(Fp8Forward, PagesMatchFloat64) {
+  for (const std::int64_t page_size :
+       {std::int64_t{8}, std::int64_t{16}, std::int64_t{24}, std::int64_t{64}, std::int64_t{256}, kContiguous}) {
+    for (const std::int64_t d : {64, 128, 256}) {
+      for (const auto& [key_scales, precise] : {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
+        PagedCase c;
+        c.attention = {.h_q = 8,
+                       .h_kv = 2,
+                       .d_qk = d,
+                       .d_v = d,
+                       .dtype = d == 64 ? DType::e5m2 : DType::e4m3,
+                       .causal = d != 128,
+                       .layout = d == 128 ? Layout::bhsd : Layout::bshd};
+        c.page_size = page_size;
+        c.packed = !precise;
+        c.indexed = key_scales;
+        c.scaled = true;
+        c.key_scales = c.value_scales = key_scales;
+        c.keys = {700, 33, 0, 1500, 1};
+        c.rows = c.packed ? std::vector<std::int32_t>{700, 5, 1, 300, 1} : std::vector<std::int32_t>(5, 70);
+        SCOPED_TRACE(testing::PrintToString(c));
+        DevicePaged device(c);
+        AttentionConfig config = config_of(c);
+        config.precise = precise;
+        Attention::create(config).forward(device.inputs(), device.outputs());
+        const AttentionOutputs actual = device.results();
+        const AttentionOutputs expected = reference_f64(c, device.host);
+        double squares = 0, of_all = 0;
+        for (std::size_t i = 0; i < c.rows.size(); ++i) {
+          const std::int64_t first = c.packed ? device.host.cu_q[i] : 0,
+                             b = c.packed ? 0 : static_cast<std::int64_t>(i);
+          for (std::int64_t at = 0; at < c.rows[i] * c.attention.h_q * d; ++at) {
+            const std::int64_t h = at / d % c.attention.h_q, s = first + at / d / c.attention.h_q;
+            const double o = expected.o.at(b, h, s, at % d), error = actual.o.at(b, h, s, at % d) - o;
+            squares += error * error;
+            of_all += o * o;
+          }
+        }
+        EXPECT_LE(std::sqrt(squares / of_all), precise ? 0.3 * 0.026 : kRelative);
+      }
+    }
+  }
+}
+
 /// Groups whose heads share no whole number of tiles.
 TEST_F(Fp8Forward, DecodesOfAnyGroup) {
   for (const std::int64_t group : {3, 5, 7, 10}) {
@@ -263,7 +357,7 @@ TEST_F(Fp8Forward, OutputsOfBytesMatchFloat64) {
 TEST_F(Fp8Forward, PackedBatchesMatchTheHost) {
   const std::vector<std::int32_t> cu{0, 700, 700, 701, 1900}, cu_keys{0, 900, 950, 1950, 1950 + 1199};
   for (const std::int64_t d : {64, 128, 256}) {
-    for (const bool key_scales : {false, true}) {
+    for (const auto& [key_scales, precise] : {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
       const bool causal = key_scales == (d == 128);
       AttentionCase c{.b = 1,
                       .h_q = 4,
@@ -303,6 +397,7 @@ TEST_F(Fp8Forward, PackedBatchesMatchTheHost) {
         AttentionConfig config = config_of(c);
         config.varlen = true;
         config.key_scales = config.value_scales = key_scales;
+        config.precise = precise;
         config.tune = TunePolicy::off;
         config.host_f64 = true;
         ForwardInputs in{total(from.q), total(from.k), total(from.v)};
@@ -334,7 +429,7 @@ TEST_F(Fp8Forward, PackedBatchesMatchTheHost) {
       AttentionOutputs expected = make_outputs(c);
       call({inputs.q.view(), inputs.k.view(), inputs.v.view()}, {expected.o.view(), expected.lse.view()}, cu.data(),
            cu_keys.data(), {inputs.q_scale.view(), heads.k_scale.view(), heads.v_scale.view()}, Device::host());
-      EXPECT_LE(error_of(device.host_outputs.o, expected.o).relative, kRelative) << d;
+      EXPECT_LE(error_of(device.host_outputs.o, expected.o).relative, precise ? 0.3 * 0.026 : kRelative) << d;
       EXPECT_LE(lse_max_abs_error(std::as_const(device.host_outputs.lse).view(), expected.lse.view()), kLse) << d;
     }
   }

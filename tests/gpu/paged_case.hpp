@@ -42,6 +42,7 @@ class DevicePaged {
         v(data.v),
         k_scale(data.k_scale),
         v_scale(data.v_scale),
+        q_scale(data.q_scale),
         o(make_outputs(c, data).o),
         lse(make_outputs(c, data).lse),
         cu_q(bytes_of(data.cu_q)),
@@ -64,6 +65,7 @@ class DevicePaged {
     in.cache.seq_begin = ints(begin);
     if (problem.k_dtype && !problem.latent()) in.k_scale = k_scale.const_view();
     if (problem.v_dtype) in.v_scale = v_scale.const_view();
+    if (problem.scaled) set_scales_of_8_bits(in);
     return in;
   }
   ForwardOutputs outputs() const { return {o.view(), lse.view()}; }
@@ -105,12 +107,25 @@ class DevicePaged {
 
   PagedCase problem;
   PagedData host;
-  DeviceTensor q, k, v, k_scale, v_scale, o, lse;
+  DeviceTensor q, k, v, k_scale, v_scale, q_scale, o, lse;
   DeviceBuffer cu_q, used_kv, begin, batch_index, table;
   VariantCase functions;  // whose names the variant refers to
   DeviceVariant variant;
 
  private:
+  void set_scales_of_8_bits(ForwardInputs& in) const {
+    in.q_scale = q_scale.const_view();
+    if (problem.packed) {
+      in.q_scale.rank = 2;
+      in.q_scale.shape = {in.q_scale.shape[1], in.q_scale.shape[2]};
+      in.q_scale.strides = {in.q_scale.strides[1], in.q_scale.strides[2]};
+    }
+    in.k_scale = k_scale.const_view();
+    in.v_scale = v_scale.const_view();
+    if (!problem.key_scales) in.k_scale.rank = 2;
+    if (!problem.value_scales) in.v_scale.rank = 2;
+  }
+
   /// Rows of no request are expected to be what they were.
   double worst(const HostTensor& actual, const HostTensor& expected) const {
     const TensorView view = expected.view();

@@ -50,6 +50,16 @@ def test_codes_and_scales_are_those_of_pytorch(device, dtype, causal, key_scales
     assert (lse.double() - torch.logsumexp(scores, -1)).abs().max() <= (1e-4 if on_host else 5e-3)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_precise_is_as_exact_as_16_bits(device, dtype):
+    torch.manual_seed(2)
+    q, k, v = (torch.randn(1, 2, 200, 64, device=device).to(getattr(torch, dtype)) for _ in range(3))
+    expected = torch.softmax(q.double() @ k.double().transpose(-1, -2) / 8, -1) @ v.double()
+    o = torch.empty(1, 2, 200, 64, dtype=torch.float16, device=device)
+    attention(device, dtype, o_dtype="float16", precise=True).bind_forward(q, k, v, o, None)()
+    assert ((o.double() - expected).square().mean() / expected.square().mean()).sqrt() <= 0.3 * 0.026
+
+
 def test_scales_are_of_8_bit_floats(device):
     b, h, s, d = 1, 1, 8, 64
     x = torch.zeros(b, h, s, d, dtype=torch.bfloat16, device=device)

@@ -7,7 +7,8 @@ torch = pytest.importorskip("torch")
 
 from cache_cases import E4M3, GREATEST, I8, INT, Pages, StoredPages, angles, numbers  # noqa: E402
 from cache_cases import one_request, read, stored, turned  # noqa: E402
-from fa_attention import functions  # noqa: E402
+from fa_attention import capi, functions  # noqa: E402
+from fa_attention._library import load  # noqa: E402
 from fa_attention.flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache  # noqa: E402
 from fa_attention.torch import Attention, KVCache, SharedPrefix, _cache_ops, append, paged_attention  # noqa: E402
 from fa_attention.torch import shared_prefix_attention  # noqa: E402
@@ -432,3 +433,20 @@ def test_errors():
     apart = KVCache(torch.zeros(2, 64, 2, 16, dtype=I8), torch.zeros(2, 64, 2, 16, dtype=I8), pages.used,
                     k_scale=torch.zeros(2, 32, 2), v_scale=torch.zeros(2, 64, 2))
     refused(ValueError, lambda: apart.attention(q), "k_scale has shape [2, 32, 2]", "[2, 64, 2]")
+
+
+def test_latent_rows_are_appended(device):
+    place = (capi.DEVICE_HOST, 0) if device == "cpu" else (capi.DEVICE_CUDA, 0)
+    attention = capi.Attention(load(), 576, "bfloat16", device=place, value_in_key=512, page_size=-1, k_dtype="float8_e4m3fn")
+    torch.manual_seed(3)
+    k = torch.randn(2, 1, 3, 576, dtype=torch.bfloat16, device=device)
+    cache = torch.zeros(2, 1, 5, 656, dtype=torch.uint8, device=device)
+    lengths = torch.tensor([3, 4], dtype=torch.int32, device=device)
+    attention.bind_append(k, None, cache.view(E4M3), None, seqused_kv=lengths)()
+    rows = torch.stack([cache[0, 0, :3], cache[1, 0, 1:4]])
+    codes, scales = rows[..., :512].view(E4M3).double(), rows[..., 512:528].contiguous().view(torch.float32)
+    groups = k[:, 0, :, :512].double().unflatten(-1, (4, 128))
+    assert torch.allclose(scales.double(), groups.abs().amax(-1) / 448, rtol=1e-6)
+    close(codes.unflatten(-1, (4, 128)), scales, groups, E4M3)
+    assert torch.equal(rows[..., 528:].contiguous().view(torch.bfloat16), k[:, 0, :, 512:])
+    refused(ValueError, attention.bind_append(k, k, cache.view(E4M3), None, seqused_kv=lengths), "v = given")

@@ -40,6 +40,11 @@ AttentionConfig AppendCase::config() const {
   config.k_dtype = k_dtype;
   config.v_dtype = v_dtype;
   config.group_size = group_size;
+  if (latent) {
+    config.head_dim_v = 0;
+    config.value_in_key = static_cast<int>(d_v);
+    if (page_size == 0) config.page_size = kContiguous;
+  }
   return config;
 }
 
@@ -50,14 +55,15 @@ AppendShape AppendCase::shape() const {
 std::string to_string(const AppendCase& c) {
   return fmt::format(
       "{} h {}/{} d {}/{} page {} rows {} before {} {}{}{} slots {} positions {} + {} rotary {}{} base {} table {}{}{} "
-      "layout {} cache {}/{} group {}{}{}{} seed {}",
+      "layout {} cache {}/{} group {}{}{}{}{} seed {}",
       to_string(c.dtype), c.h_q, c.h_kv, c.d_qk, c.d_v, c.page_size, fmt::join(c.rows, ","), fmt::join(c.before, ","),
       c.packed ? "packed" : "dense", c.padding != 0 ? " padded" : "", c.batch_index ? " indexed" : "",
       static_cast<int>(c.slots), static_cast<int>(c.positions), c.far, c.rotary_dims,
       c.interleaved ? " interleaved" : "", c.base, c.table ? to_string(*c.table) : "none",
       c.aligned ? "" : " unaligned", c.in_place ? " in place" : "", static_cast<int>(c.layout),
       to_string(c.k_dtype.value_or(c.dtype)), to_string(c.v_dtype.value_or(c.dtype)), c.group_size,
-      c.scales_given ? " by given scales" : "", c.extreme ? " extreme" : "", c.hostile ? " hostile" : "", c.seed);
+      c.scales_given ? " by given scales" : "", c.latent ? " latent" : "", c.extreme ? " extreme" : "",
+      c.hostile ? " hostile" : "", c.seed);
 }
 
 void PrintTo(const AppendCase& c, std::ostream* out) {
@@ -119,6 +125,17 @@ AppendCase random_append_case(std::uint32_t seed, bool hostile) {
     c.scales_given = random() % 3 == 0;
     c.extreme = u4 && c.rotary_dims == 0 && random() % 2 == 0;
   }
+  if (c.dtype != DType::f32 && random() % 6 == 0) {
+    c.latent = true;
+    c.d_qk = 576;
+    c.d_v = 512;
+    c.k_dtype = DType::e4m3;
+    c.v_dtype = std::nullopt;
+    c.group_size = 0;
+    c.extreme = false;
+    c.scales_given = random() % 3 == 0;
+    c.rotary_dims = std::min(c.rotary_dims, 64);
+  }
   draw_requests(c, seed + 1);
   return c;
 }
@@ -171,7 +188,7 @@ AppendData::AppendData(const AppendCase& c) : c_(c) {
   const std::int64_t rows = c_.packed ? c_.new_rows() : c_.rows.front();
   constexpr std::array<int, 4> kBshd{0, 2, 1, 3};
   add_tensor(AppendPart::k, "k", {b, c_.h_kv, rows, c_.d_qk}, kBshd, true);
-  add_tensor(AppendPart::v, "v", {b, c_.h_kv, rows, c_.d_v}, kBshd, true);
+  if (!c_.latent) add_tensor(AppendPart::v, "v", {b, c_.h_kv, rows, c_.d_v}, kBshd, true);
   if (c_.h_q > 0) {
     add_tensor(AppendPart::q, "q", {b, c_.h_q, rows, c_.d_qk}, kBshd, true);
     if (!c_.in_place) add_tensor(AppendPart::q_out, "q_out", {b, c_.h_q, rows, c_.d_qk}, {0, 1, 2, 3}, false);
@@ -238,6 +255,7 @@ void AppendData::add_cache() {
     return stored == DType::u4x2 ? d / 2 : d;
   };
   const std::array<int, 4> order = nhd ? std::array<int, 4>{0, 2, 1, 3} : std::array<int, 4>{0, 1, 2, 3};
+  if (c_.latent) return add_latent_cache(order);
   add_tensor(AppendPart::k_cache, "k_cache", {pages_, c_.h_kv, page_rows_, columns(c_.k_dtype, c_.d_qk)}, order, true,
              c_.k_dtype);
   add_tensor(AppendPart::v_cache, "v_cache", {pages_, c_.h_kv, page_rows_, columns(c_.v_dtype, c_.d_v)}, order, true,
@@ -261,6 +279,19 @@ void AppendData::add_cache() {
   both.bytes.resize(2 * both.bytes.size(), std::byte{0x2a});
   starts_[static_cast<std::size_t>(AppendPart::v_cache)] = start_of(AppendPart::k_cache) + half;
   at(AppendPart::v_cache) = {};
+}
+
+/// Rows of codes, of which four words are scales.
+void AppendData::add_latent_cache(std::array<int, 4> order) {
+  add_tensor(AppendPart::k_cache, "k_cache", {pages_, c_.h_kv, page_rows_, kLatentBytes}, order, true, DType::e4m3);
+  at(AppendPart::k_cache).written = true;
+  Random random(c_.seed * 47);
+  for_each_row(AppendPart::k_cache, [&](std::size_t at_byte, std::size_t) {
+    for (std::int64_t group = 0; group < kLatentCodes / kLatentGroup; ++group) {
+      const float scale = static_cast<float>(random() % 1000 + 1) / 16384.0F;
+      std::memcpy(at(AppendPart::k_cache).bytes.data() + at_byte + kLatentCodes + 4 * group, &scale, sizeof scale);
+    }
+  });
 }
 
 void AppendData::add_scales(AppendPart part, const char* name, std::array<int, 4> order) {

@@ -45,6 +45,7 @@ struct AppendCase {
   std::optional<DType> v_dtype = std::nullopt;
   int group_size = 0;  ///< of u4x2
   bool scales_given = false;
+  bool latent = false;   ///< into latent rows: d_qk is 576, there is no V
   bool extreme = false;  ///< every other number of k and v is the greatest of the dtype, or the least
   bool hostile = false;  ///< some lengths, table entries, rows and slots do not fit
   std::uint32_t seed = 1;
@@ -135,6 +136,7 @@ class AppendData {
   void add_tensor(AppendPart part, const char* name, std::array<std::int64_t, 4> shape, std::array<int, 4> order,
                   bool fill, std::optional<DType> stored = std::nullopt);
   void add_cache();
+  void add_latent_cache(std::array<int, 4> order);
   void add_scales(AppendPart part, const char* name, std::array<int, 4> order);
   void add_pairs(AppendPart part, const char* name, std::int64_t columns, std::array<int, 4> order);
   DType dtype_of(AppendPart part) const { return views_[static_cast<std::size_t>(part)].dtype; }
@@ -147,6 +149,15 @@ class AppendData {
   Wanted wanted(AppendPart from, std::array<std::int64_t, 4> source, const Row& row, std::int64_t column) const;
   std::string compare_stored_row(AppendPart from, std::array<std::int64_t, 4> source, AppendPart to,
                                  std::array<std::int64_t, 4> target, const Row& row,
+                                 const std::array<std::vector<std::byte>, kAppendParts>& after,
+                                 std::array<std::vector<std::byte>, kAppendParts>& expected) const;
+  /// Columns [first, first + count) of a row of 8 bits, by their scale, and whether the scale is that of their
+  /// greatest.
+  std::string compare_codes(AppendPart from, std::array<std::int64_t, 4> source, AppendPart to,
+                            std::array<std::int64_t, 4> target, const Row& row, std::int64_t first, std::int64_t count,
+                            double scale, const std::array<std::vector<std::byte>, kAppendParts>& after,
+                            std::array<std::vector<std::byte>, kAppendParts>& expected) const;
+  std::string compare_latent_row(std::array<std::int64_t, 4> source, std::array<std::int64_t, 4> target, const Row& row,
                                  const std::array<std::vector<std::byte>, kAppendParts>& after,
                                  std::array<std::vector<std::byte>, kAppendParts>& expected) const;
   std::string compare_u4_row(AppendPart from, std::array<std::int64_t, 4> source, AppendPart to,
@@ -165,6 +176,10 @@ class AppendData {
                           std::array<std::int64_t, 4> target, const Row& row,
                           const std::array<std::vector<std::byte>, kAppendParts>& after,
                           std::array<std::vector<std::byte>, kAppendParts>& expected) const;
+
+  /// The first column that may turn.
+  std::int64_t first_turned(AppendPart from) const { return c_.latent && from != AppendPart::v ? kLatentCodes : 0; }
+  static constexpr std::int64_t kLatentCodes = 512, kLatentGroup = 128, kLatentBytes = 656;
 
   AppendCase c_;
   std::array<AppendBuffer, kAppendParts> buffers_{};

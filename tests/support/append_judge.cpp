@@ -49,11 +49,13 @@ AppendData::Wanted AppendData::wanted(AppendPart from, At source, const Row& row
   At in = source;
   in[3] = column;
   const double x = number(from, before, in);
-  if (from == AppendPart::v || column >= c_.rotary_dims) return {x, 0};
+  const std::int64_t first = first_turned(from);
+  column -= first;
+  if (from == AppendPart::v || column < 0 || column >= c_.rotary_dims) return {x, 0};
   const std::int64_t pairs = c_.rotary_dims / 2;
   const bool second = c_.interleaved ? column % 2 != 0 : column >= pairs;
   At other = in;
-  other[3] = c_.interleaved ? column ^ 1 : second ? column - pairs : column + pairs;
+  other[3] = first + (c_.interleaved ? column ^ 1 : second ? column - pairs : column + pairs);
   const auto [cosine, sine] = turn(row.position, c_.interleaved ? column / 2 : column % pairs);
   const double y = number(from, before, other);
   // Angles of the reference are doubles.
@@ -65,29 +67,36 @@ AppendData::Wanted AppendData::wanted(AppendPart from, At source, const Row& row
 std::string AppendData::compare_stored_row(AppendPart from, At source, AppendPart to, At target, const Row& row,
                                            const std::array<std::vector<std::byte>, kAppendParts>& after,
                                            std::array<std::vector<std::byte>, kAppendParts>& expected) const {
-  const bool shared = to == AppendPart::v_cache && at(to).bytes.empty();
-  const auto memory = static_cast<std::size_t>(shared ? AppendPart::k_cache : to);
   const AppendPart scales = from == AppendPart::k ? AppendPart::k_scale : AppendPart::v_scale;
   const auto of_scales = static_cast<std::size_t>(scales);
-  const double greatest = dtype_of(to) == DType::e4m3 ? 448 : 127;
   const std::int64_t d = views_[static_cast<std::size_t>(from)].shape[3];
-  double most = 0, computed = 0;
-  for (std::int64_t i = 0; i < d; ++i) {
-    const Wanted one = wanted(from, source, row, i);
-    most = std::max(most, std::abs(one.value));
-    computed = std::max(computed, one.computed);
-  }
   At scale_at = target;
   scale_at[3] = 0;
   const double scale = number(scales, after[of_scales], scale_at);
   if (!c_.scales_given) {
     std::memcpy(expected[of_scales].data() + offset(scales, scale_at),
                 after[of_scales].data() + offset(scales, scale_at), sizeof(float));
-    if (!(std::abs(scale - most / greatest) <= (computed + most * 0x1p-22) / greatest)) {
-      return fmt::format("the scale of [{}] is {}, not {}", fmt::join(target, ", "), scale, most / greatest);
-    }
   }
-  for (std::int64_t i = 0; i < d; ++i) {
+  return compare_codes(from, source, to, target, row, 0, d, scale, after, expected);
+}
+
+std::string AppendData::compare_codes(AppendPart from, At source, AppendPart to, At target, const Row& row,
+                                      std::int64_t first, std::int64_t count, double scale,
+                                      const std::array<std::vector<std::byte>, kAppendParts>& after,
+                                      std::array<std::vector<std::byte>, kAppendParts>& expected) const {
+  const bool shared = to == AppendPart::v_cache && at(to).bytes.empty();
+  const auto memory = static_cast<std::size_t>(shared ? AppendPart::k_cache : to);
+  const double greatest = dtype_of(to) == DType::e4m3 ? 448 : 127;
+  double most = 0, computed = 0;
+  for (std::int64_t i = first; i < first + count; ++i) {
+    const Wanted one = wanted(from, source, row, i);
+    most = std::max(most, std::abs(one.value));
+    computed = std::max(computed, one.computed);
+  }
+  if (!c_.scales_given && !(std::abs(scale - most / greatest) <= (computed + most * 0x1p-22) / greatest)) {
+    return fmt::format("the scale of [{}] is {}, not {}", fmt::join(target, ", "), scale, most / greatest);
+  }
+  for (std::int64_t i = first; i < first + count; ++i) {
     At out = target;
     out[3] = i;
     expected[memory][offset(to, out)] = after[memory][offset(to, out)];
@@ -100,6 +109,36 @@ std::string AppendData::compare_stored_row(AppendPart from, At source, AppendPar
     if (std::abs(got - value) <= allowed) continue;
     return fmt::format("[{}] of a row at position {} is {} by a scale of {}, not {} +- {}", fmt::join(out, ", "),
                        row.position, got, scale, value, allowed);
+  }
+  return {};
+}
+
+/// Holds a latent row to what it was made of: groups of codes with scales, and columns of bf16 behind them.
+std::string AppendData::compare_latent_row(At source, At target, const Row& row,
+                                           const std::array<std::vector<std::byte>, kAppendParts>& after,
+                                           std::array<std::vector<std::byte>, kAppendParts>& expected) const {
+  constexpr auto kFrom = AppendPart::k, kTo = AppendPart::k_cache;
+  constexpr auto kMemory = static_cast<std::size_t>(kTo);
+  const std::size_t start = offset(kTo, target), rotary = start + kLatentCodes + 16;
+  std::memcpy(expected[kMemory].data() + rotary, after[kMemory].data() + rotary, kLatentBytes - kLatentCodes - 16);
+  for (std::int64_t group = 0; group < kLatentCodes / kLatentGroup; ++group) {
+    const std::size_t scale_at = start + kLatentCodes + 4 * static_cast<std::size_t>(group);
+    float scale = 0;
+    std::memcpy(&scale, after[kMemory].data() + scale_at, sizeof scale);
+    if (!c_.scales_given) std::memcpy(expected[kMemory].data() + scale_at, &scale, sizeof scale);
+    std::string problem = compare_codes(kFrom, source, kTo, target, row, group * kLatentGroup, kLatentGroup,
+                                        static_cast<double>(scale), after, expected);
+    if (!problem.empty()) return problem;
+  }
+  for (std::int64_t i = 0; i < c_.d_qk - kLatentCodes; ++i) {
+    const Wanted one = wanted(kFrom, source, row, kLatentCodes + i);
+    const bool copied = i >= c_.rotary_dims && c_.dtype == DType::bf16;
+    const double allowed = copied ? 0 : one.computed + half_unit(DType::bf16, std::abs(one.value) + one.computed, 2);
+    double got = 0;
+    reference::load(TensorView(after[kMemory].data() + rotary, DType::bf16, {c_.d_qk - kLatentCodes}), i, 1, 1, &got);
+    if (std::abs(got - one.value) <= allowed) continue;
+    return fmt::format("column {} of bf16 of a row at position {} is {}, not {} +- {}", i, row.position, got, one.value,
+                       allowed);
   }
   return {};
 }
@@ -162,20 +201,21 @@ std::string AppendData::compare_u4_row(AppendPart from, At source, AppendPart to
 std::string AppendData::compare_row(AppendPart from, At source, AppendPart to, At target, const Row& row,
                                     const std::array<std::vector<std::byte>, kAppendParts>& after,
                                     std::array<std::vector<std::byte>, kAppendParts>& expected) const {
+  if (c_.latent && to == AppendPart::k_cache) return compare_latent_row(source, target, row, after, expected);
   if (dtype_of(to) == DType::u4x2) return compare_u4_row(from, source, to, target, row, after, expected);
   if (size_of(dtype_of(to)) == 1) return compare_stored_row(from, source, to, target, row, after, expected);
   const bool shared = to == AppendPart::v_cache && at(to).bytes.empty();
   const auto memory = static_cast<std::size_t>(shared ? AppendPart::k_cache : to);
   const std::vector<std::byte>& before = at(from).bytes;
   const std::size_t size = size_of(c_.dtype);
-  const std::int64_t turned = from == AppendPart::v ? 0 : c_.rotary_dims;
+  const std::int64_t first = first_turned(from), end = first + (from == AppendPart::v ? 0 : c_.rotary_dims);
   const std::int64_t d = views_[static_cast<std::size_t>(from)].shape[3];
   for (std::int64_t i = 0; i < d; ++i) {
     At in = source, out = target;
     in[3] = out[3] = i;
     const std::byte* const found = after[memory].data() + offset(to, out);
     std::memcpy(expected[memory].data() + offset(to, out), found, size);
-    if (i >= turned) {
+    if (i < first || i >= end) {
       if (std::memcmp(found, before.data() + offset(from, in), size) == 0) continue;
       return fmt::format("{} [{}] is not a copy", at(to).name, fmt::join(out, ", "));
     }
@@ -207,6 +247,7 @@ std::string AppendData::judge(const std::array<std::vector<std::byte>, kAppendPa
       const At from{number / s_new, h, number % s_new, 0}, to{row.page, h, row.row, 0};
       for (const auto& [source, target] :
            {std::pair{AppendPart::k, AppendPart::k_cache}, {AppendPart::v, AppendPart::v_cache}}) {
+        if (c_.latent && source == AppendPart::v) continue;
         if (std::string problem = compare_row(source, from, target, to, row, after, expected); !problem.empty()) {
           return (source == AppendPart::k ? "k: " : "v: ") + problem;
         }

@@ -242,6 +242,8 @@ VariantCase variant_of(const PagedCase& c) {
   variant.config.k_dtype = c.k_dtype;
   variant.config.v_dtype = c.v_dtype;
   variant.config.group_size = c.group_size;
+  variant.config.key_scales = c.key_scales;
+  variant.config.value_scales = c.value_scales;
   return variant;
 }
 
@@ -284,6 +286,22 @@ void copy_columns(const HostTensor& from, HostTensor& to) {
       }
     }
   }
+}
+
+}  // namespace
+
+namespace {
+
+/// Of 8-bit floats.
+void add_scales_of(const PagedCase& c, const AttentionCase& of_q, const AttentionCase& of_pool, PagedData& data) {
+  AttentionInputs queries, heads;
+  add_scales(of_q, queries);
+  data.q_scale = std::move(queries.q_scale);
+  add_scales(attention_of(c), heads);
+  if (c.key_scales) add_key_scales(of_pool, heads);
+  if (c.value_scales) add_value_scales(of_pool, heads);
+  data.k_scale = std::move(heads.k_scale);
+  data.v_scale = std::move(heads.v_scale);
 }
 
 }  // namespace
@@ -332,13 +350,14 @@ PagedData make_data(const PagedCase& c) {
     data.k_scale = store_as(data.k, *c.k_dtype, c.group_size, of_pool.layout);
   }
   if (c.v_dtype) data.v_scale = store_as(data.v, *c.v_dtype, c.group_size, of_pool.layout);
+  if (c.scaled) add_scales_of(c, of_q, of_pool, data);
   for (std::size_t i = 0; i < data.needed.size(); ++i) {
     if (data.needed[i]) continue;
     const auto row = static_cast<std::int64_t>(i);
     set_nan(data.k, row / data.page_rows, row % data.page_rows);
     set_nan(data.v, row / data.page_rows, row % data.page_rows);
-    if (c.k_dtype && !c.latent()) set_nan(data.k_scale, row / data.page_rows, row % data.page_rows);
-    if (c.v_dtype) set_nan(data.v_scale, row / data.page_rows, row % data.page_rows);
+    if ((c.k_dtype && !c.latent()) || c.key_scales) set_nan(data.k_scale, row / data.page_rows, row % data.page_rows);
+    if (c.v_dtype || c.value_scales) set_nan(data.v_scale, row / data.page_rows, row % data.page_rows);
   }
   if (c.value_in_key) copy_columns(c.latent() ? data.wide_k : data.k, data.v);
   return data;
@@ -370,6 +389,9 @@ AttentionOutputs reference_f64(const PagedCase& c, const PagedData& data) {
   args.v = data.v.view();
   args.k_scale = data.k_scales();
   args.v_scale = data.v_scales();
+  if (!data.q_scale.bytes().empty()) args.q_scale = data.q_scale.view();
+  args.k_scale_of_requests = c.scaled && !c.key_scales;
+  args.v_scale_of_requests = c.scaled && !c.value_scales;
   args.o = outputs.o.view();
   args.lse = outputs.lse.view();
   args.scale = static_cast<double>(c.attention.softmax_scale());

@@ -28,7 +28,10 @@ struct PagedCase {
   bool value_in_key = false;  ///< V is the first d_v columns of K
   std::optional<DType> k_dtype = std::nullopt;  ///< what the pool of K is stored as; with value_in_key latent rows
   std::optional<DType> v_dtype = std::nullopt;
-  int group_size = 0;  ///< of u4x2
+  int group_size = 0;       ///< of u4x2
+  bool scaled = false;      ///< 8-bit floats have scales: of rows of q, of heads of k and v
+  bool key_scales = false;  ///< or of keys
+  bool value_scales = false;
   /// Whether the pool has latent rows.
   bool latent() const { return value_in_key && k_dtype.has_value(); }
   std::int64_t b() const { return static_cast<std::int64_t>(keys.size()); }
@@ -48,7 +51,8 @@ struct PagedData {
   HostTensor q;                 ///< [b, h_q, s_q, d_qk], or [1, h_q, total_q, d_qk]
   HostTensor k, v;              ///< [pages, h_kv, page_size, d], or a contiguous cache [rows, h_kv, s_max, d]
   HostTensor wide_k;            ///< of latent rows: the numbers that they stand for, rounded to q's dtype
-  HostTensor k_scale, v_scale;  ///< [pages, h_kv, page_size], of 4 bits [.., 2 * groups]
+  HostTensor k_scale, v_scale;  ///< [pages, h_kv, page_size], of 4 bits [.., 2 * groups]; of 8-bit floats or [b, h_kv]
+  HostTensor q_scale;           ///< of 8-bit floats, as q
   std::vector<std::int32_t> cu_q, used_kv, begin, batch_index;  ///< not given where empty
   std::vector<std::int32_t> table;                              ///< [rows, max_pages]
   std::int64_t table_rows = 0;

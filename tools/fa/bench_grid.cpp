@@ -106,6 +106,7 @@ BenchProblem decode_of(const BenchGrid& options, DType dtype, int d, int s_q, st
   problem.group_size = options.group_size;
   problem.key_scales = options.key_scales;
   problem.value_scales = options.value_scales;
+  problem.precise = options.precise;
   problem.invariance = options.invariance;
   AttentionShape& shape = problem.shape;
   shape.b = static_cast<std::int64_t>(keys.size());
@@ -245,6 +246,7 @@ std::vector<BenchProblem> make_grid(const BenchGrid& options) {
     problem.group_size = options.group_size;
     problem.key_scales = options.key_scales;
     problem.value_scales = options.value_scales;
+    problem.precise = options.precise;
     problem.invariance = options.invariance;
     problem.statistics = options.statistics;
     if (options.packed.varlen) pack(&problem);
@@ -311,7 +313,7 @@ void add_grid_options(CLI::App& command, BenchGrid* options, bool bench) {
   add_choice(command, "--op", &options->op, bench ? of_bench : operations, "What to time")->group(group);
   if (bench) {
     add_stored_options(command, &options->k_dtype, &options->v_dtype, &options->group_size);
-    add_key_scales_options(command, &options->key_scales, &options->value_scales);
+    add_key_scales_options(command, &options->key_scales, &options->value_scales, &options->precise);
     command
         .add_option("--page-size", options->page_sizes,
                     "k and v in pages of so many keys, a list; 0: not in pages; -1: a contiguous cache, whose lengths "

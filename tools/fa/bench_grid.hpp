@@ -35,6 +35,7 @@ struct BenchGrid {
   int group_size = 0;       ///< of u4x2
   bool key_scales = false;  ///< of 8-bit floats
   bool value_scales = false;
+  bool precise = false;
   std::vector<std::int64_t> page_sizes;  ///< empty: 0, of append 0 and 16, of decode 0, 16 and 64
   std::string lengths;                   ///< of decode, as --lengths has it
   std::vector<bool> causal{false, true};

@@ -142,6 +142,7 @@ AttentionConfig BenchProblem::config(const KernelOverride& kernel) const {
   config.group_size = group_size;
   config.key_scales = key_scales;
   config.value_scales = value_scales;
+  config.precise = precise;
   if (op != Operation::append && op != Operation::merge) config.invariance = invariance;
   if (op == Operation::forward) config.statistics = statistics;
   (op == Operation::backward ? config.kernel_backward : config.kernel) = if_given(kernel);
@@ -165,7 +166,7 @@ std::string BenchProblem::text() const {
                      invariance == Invariance::none ? "" : fmt::format(" invariance={}", to_string(invariance)),
                      variant_text() == "plain" ? "" : " " + variant_text(), gradients) +
          text_of(statistics) + (key_scales ? " key_scales" : "") + (value_scales ? " value_scales" : "") +
-         (place ? fmt::format(" at={}x{}", place->q, place->kv) : "") +
+         (precise ? " precise" : "") + (place ? fmt::format(" at={}x{}", place->q, place->kv) : "") +
          (max_multiprocessors != 0 ? fmt::format(" multiprocessors={}", max_multiprocessors) : "");
 }
 

@@ -66,6 +66,7 @@ struct BenchProblem {
   int group_size = 0;       ///< of u4x2; 0: 32
   bool key_scales = false;  ///< of 8-bit floats: scales of 1
   bool value_scales = false;
+  bool precise = false;                            ///< likewise
   std::optional<ShardPlace> place = std::nullopt;  ///< with the sizes of the whole
   int max_multiprocessors = 0;
 

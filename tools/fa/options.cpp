@@ -235,9 +235,10 @@ void add_o_dtype_option(CLI::App& command, std::optional<DType>* o_dtype) {
   add_choice(command, "--o-dtype", o_dtype, choices, "Of 8-bit floats: what o is of (default: bf16)");
 }
 
-void add_key_scales_options(CLI::App& command, bool* key_scales, bool* value_scales) {
+void add_key_scales_options(CLI::App& command, bool* key_scales, bool* value_scales, bool* precise) {
   command.add_flag("--key-scales", *key_scales, "Of 8-bit floats: each key has a scale for its row of K");
   command.add_flag("--value-scales", *value_scales, "Likewise for its row of V");
+  command.add_flag("--precise", *precise, "Of 8-bit floats: P and V are multiplied as f16");
 }
 
 void add_statistics_options(CLI::App& command, Statistics* statistics) {

@@ -48,7 +48,7 @@ void add_causal_align_option(CLI::App& command, CausalAlign* align);
 void add_stored_options(CLI::App& command, std::optional<DType>* k_dtype, std::optional<DType>* v_dtype,
                         int* group_size);
 void add_o_dtype_option(CLI::App& command, std::optional<DType>* o_dtype);
-void add_key_scales_options(CLI::App& command, bool* key_scales, bool* value_scales);
+void add_key_scales_options(CLI::App& command, bool* key_scales, bool* value_scales, bool* precise);
 /// Adds --max-logit, --max-logit-by-head, --entropy and --column-sums.
 void add_statistics_options(CLI::App& command, Statistics* statistics);
 

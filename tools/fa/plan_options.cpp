@@ -38,6 +38,7 @@ AttentionConfig config_of(const PlanOptions& options, const PlanPoint& point) {
   config.o_dtype = options.o_dtype;
   config.key_scales = options.key_scales;
   config.value_scales = options.value_scales;
+  config.precise = options.precise;
   config.invariance = options.invariance;
   config.statistics = options.statistics;
   apply(options.variant, &config);
@@ -90,7 +91,7 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
       ->group(group);
   add_stored_options(command, &options->k_dtype, &options->v_dtype, &options->group_size);
   add_o_dtype_option(command, &options->o_dtype);
-  add_key_scales_options(command, &options->key_scales, &options->value_scales);
+  add_key_scales_options(command, &options->key_scales, &options->value_scales, &options->precise);
   command.add_flag("--accumulate", options->accumulate, "Forward: add to the state that o and lse hold")->group(group);
   command.add_flag("--placed", options->shape.placed, "Calls have places in larger attentions")->group(group);
   command.add_flag("--strided", options->shape.strided, "With steps between rows, or keys")->group(group);

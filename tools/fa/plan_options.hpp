@@ -36,6 +36,7 @@ struct PlanOptions {
   int group_size = 0;
   std::optional<DType> o_dtype = std::nullopt;  ///< of 8-bit floats
   bool key_scales = false;                      ///< likewise
+  bool precise = false;                         ///< likewise: P and V in 16 bits
   bool value_scales = false;
   bool accumulate = false;
   int value_in_key = 0;

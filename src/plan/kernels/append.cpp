@@ -43,7 +43,7 @@ constexpr Field kStoredFields[] = {
     field<&AppendStored::interleaved>("interleaved").as("kInterleaved", "pairs are neighbours"),
     field<&AppendStored::table>("table").as("kTable", "of cosines and sines: 1: of floats, 2: of elements"),
     field<&AppendStored::k_storage>("k_storage")
-        .as("kKeyStorage", "1: e4m3, 2: i8, else: 4 bits, in groups of so many columns"),
+        .as("kKeyStorage", "1: e4m3, 2: i8, 3: latent rows, else: 4 bits, in groups of so many columns"),
     field<&AppendStored::v_storage>("v_storage").as("kValueStorage", "likewise"),
     field<&AppendStored::scales_given>("scales_given").as("kScalesGiven"),
     field<&SpecHead::aligned>("aligned").as("kAligned", "rows start at multiples of 16 bytes"),

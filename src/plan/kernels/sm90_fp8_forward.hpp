@@ -16,6 +16,7 @@ struct Sm90Fp8Forward {
   bool byte_output = false;   ///< O is e4m3
   bool key_scales = false;    ///< each key has a scale for its row of K
   bool value_scales = false;  ///< and for that of V
+  bool precise = false;       ///< P and V are f16 in their product
 
   static const Kernel& kernel() noexcept;
   friend bool operator==(const Sm90Fp8Forward&, const Sm90Fp8Forward&) = default;

@@ -151,8 +151,38 @@ std::vector<Mutation> append_u4_mutations() {
   extreme.dtype = DType::f16;
   extreme.rotary_dims = 0;
   extreme.extreme = true;
+  AppendCase latent = rotary(64);
+  latent.latent = true;
+  latent.k_dtype = DType::e4m3;
+  latent.d_qk = 576;
+  latent.d_v = 512;
   return in("common/append_stored.cuh",
             {
+                {"append_latent_scale_of_a_quarter_warp",
+                 "factor_of<e4m3, kCodeGroup / kColumns>",
+                 "factor_of<e4m3, kCodeGroup / kColumns / 2>",
+                 latent,
+                 {}},
+                {"append_latent_scales_of_the_row",
+                 "reinterpret_cast<float*>(row + kCodes) + column / kCodeGroup;",
+                 "reinterpret_cast<float*>(row + kCodes) + column / kStep;",
+                 latent,
+                 {}},
+                {"append_latent_turns_the_codes",
+                 "read<0>(values, source, column, position);",
+                 "read<kRotaryDims>(values, source, column, position);",
+                 latent,
+                 {}},
+                {"append_latent_turns_nothing",
+                 "read<kRotaryDims>(values, source + kCodes, column, position);",
+                 "read<0>(values, source + kCodes, column, position);",
+                 latent,
+                 {}},
+                {"append_latent_columns_over_the_scales",
+                 "reinterpret_cast<bf16*>(row + kCodes + kCodes / kCodeGroup * 4)",
+                 "reinterpret_cast<bf16*>(row + kCodes)",
+                 latent,
+                 {}},
                 {"append_u4_of_half_a_group",
                  "for (int mask = Stored::kGroup / kColumns / 2; mask > 0; mask /= 2) {\n        least",
                  "for (int mask = Stored::kGroup / kColumns / 4; mask > 0; mask /= 2) {\n        least",

@@ -75,7 +75,8 @@ const fa_append_inputs* Arguments::append(const GivenConfig& config) {
   fa_tensor k{};
   fa_append_inputs inputs{};
   inputs.k = rows(given.h_kv, given.d_qk, Use::input, &k);
-  inputs.v = rows(given.h_kv, given.d_v, Use::input);
+  const bool latent = is_latent(config.seen);
+  if (latent == bad()) inputs.v = rows(given.h_kv, given.d_v, Use::input);
   const std::int64_t new_rows = rows_of(k);
   inputs.b = given.b;
   spoil(&inputs.b);
@@ -90,7 +91,7 @@ const fa_append_inputs* Arguments::append(const GivenConfig& config) {
     return tensor(stored.dtype, {pages, given.h_kv, page_rows, stored.d}, Use::output, true);
   };
   inputs.k_cache = cache(false);
-  inputs.v_cache = cache(true);
+  if (latent == bad()) inputs.v_cache = cache(true);
   const bool has_scales = config.seen.has_k_dtype != 0 || config.seen.has_v_dtype != 0;
   inputs.scales_given = (has_scales && random_.one_in(3)) || bad();
   const Use use = inputs.scales_given != 0 ? Use::input : Use::output;

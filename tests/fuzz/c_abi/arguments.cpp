@@ -192,37 +192,22 @@ GivenConfig Arguments::config(bool host) {
   set_cache(&value);
   value.on_compile = [](void*, const fa_compile_event*) {};
   value.cache_keep_source = random_.one_in(8);
-  for (std::int32_t* const field : {&value.head_dim,
-                                    &value.head_dim_v,
-                                    &value.dtype,
-                                    &value.has_scale,
-                                    &value.causal,
-                                    &value.causal_align,
-                                    &value.deterministic,
-                                    &value.compile,
-                                    &value.host_f64,
-                                    &value.tune,
-                                    &value.varlen,
-                                    &value.zero_padding,
-                                    &value.check_sequences,
-                                    &value.sink,
-                                    &value.has_window_left,
-                                    &value.has_window_right,
-                                    &value.accumulate,
-                                    &value.invariance,
-                                    &value.has_o_dtype,
-                                    &value.o_dtype,
-                                    &value.has_k_dtype,
-                                    &value.k_dtype,
-                                    &value.has_v_dtype,
-                                    &value.v_dtype,
-                                    &value.group_size,
-                                    &value.key_scales,
-                                    &value.value_scales,
-                                    &value.max_logit,
-                                    &value.max_logit_by_head,
-                                    &value.entropy,
-                                    &value.column_sums}) {
+  for (std::int32_t* const field : {&value.head_dim,        &value.head_dim_v,
+                                    &value.dtype,           &value.has_scale,
+                                    &value.causal,          &value.causal_align,
+                                    &value.deterministic,   &value.compile,
+                                    &value.host_f64,        &value.tune,
+                                    &value.varlen,          &value.zero_padding,
+                                    &value.check_sequences, &value.sink,
+                                    &value.has_window_left, &value.has_window_right,
+                                    &value.accumulate,      &value.invariance,
+                                    &value.has_o_dtype,     &value.o_dtype,
+                                    &value.has_k_dtype,     &value.k_dtype,
+                                    &value.has_v_dtype,     &value.v_dtype,
+                                    &value.group_size,      &value.key_scales,
+                                    &value.value_scales,    &value.precise,
+                                    &value.max_logit,       &value.max_logit_by_head,
+                                    &value.entropy,         &value.column_sums}) {
     spoil(field);
   }
   for (std::int64_t* const field : {&value.window_left, &value.window_right, &value.chunk, &value.page_size}) {
@@ -357,7 +342,9 @@ Sizes Arguments::sizes(const GivenConfig& config) {
   result.s_q = random_.pick(kLengths);
   result.s_kv = random_.pick(kLengths);
   result.d_qk = head_dim(config.seen.head_dim);
-  result.d_v = config.seen.head_dim_v != 0 ? head_dim(config.seen.head_dim_v) : result.d_qk;
+  result.d_v = config.seen.value_in_key > 0  ? head_dim(config.seen.value_in_key)
+               : config.seen.head_dim_v != 0 ? head_dim(config.seen.head_dim_v)
+                                             : result.d_qk;
   result.heads = result.h_q != 1 || result.h_kv != 1 || random_.one_in(2);
   if (config.seen.varlen == 0) return result;
   result.heads = true;
@@ -601,7 +588,7 @@ ForwardArguments Arguments::forward(const GivenConfig& config) {
   fa_forward_inputs inputs{};
   inputs.q = heads_tensor(config, given, false, false, Use::input, &q);
   inputs.k = heads_tensor(config, given, true, false, Use::input, &k);
-  inputs.v = heads_tensor(config, given, true, true, Use::input);
+  if (config.seen.value_in_key == 0 || bad()) inputs.v = heads_tensor(config, given, true, true, Use::input);
   inputs.sequences = sequences(config, given, q);
   if (config.seen.dropout > 0 || bad()) inputs.dropout = dropout();
   inputs.captures = captured(config, given, false, &inputs.capture_count);

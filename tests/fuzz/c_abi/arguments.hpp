@@ -41,6 +41,8 @@ struct Rows {
 };
 bool is_fp8(const fa_config& config);
 Rows stored_rows(const fa_config& config, const Sizes& sizes, bool of_v);
+/// Latent rows of 656 bytes.
+bool is_latent(const fa_config& config);
 
 struct ForwardArguments {
   const fa_forward_inputs* inputs = nullptr;

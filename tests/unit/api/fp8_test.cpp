@@ -14,6 +14,7 @@
 #include "expect_error.hpp"
 #include "reference/convert.hpp"
 #include "support/attention_case.hpp"
+#include "support/paged_case.hpp"
 
 namespace fa::test {
 namespace {
@@ -48,7 +49,6 @@ TEST(Fp8, ConfigurationsThatHaveNoMeaningAreRefused) {
     });
     refused("k_dtype", [](AttentionConfig& c) { c.k_dtype = DType::e4m3; });
     refused("v_dtype", [](AttentionConfig& c) { c.v_dtype = DType::i8; });
-    refused("page_size", [](AttentionConfig& c) { c.page_size = 16; });
     refused("dropout", [](AttentionConfig& c) { c.dropout = 0.5f; });
     refused("accumulate", [](AttentionConfig& c) { c.accumulate = true; });
     refused("value_in_key", [](AttentionConfig& c) { c.value_in_key = 16; });
@@ -62,6 +62,9 @@ TEST(Fp8, ConfigurationsThatHaveNoMeaningAreRefused) {
   plain.value_scales = true;
   expect_invalid("value_scales", [&] { create(plain); });
   plain.value_scales = false;
+  plain.precise = true;
+  expect_invalid("precise", [&] { create(plain); });
+  plain.precise = false;
   plain.o_dtype = DType::bf16;
   expect_invalid("o_dtype", [&] { create(plain); });
 }
@@ -86,6 +89,7 @@ struct Call {
     config.o_dtype = c.o_dtype;
     config.key_scales = key_scales;
     config.value_scales = value_scales;
+    config.precise = precise;
     Attention::create(config, Device::host()).forward(in, {outputs.o.view(), outputs.lse.view()});
   }
 
@@ -93,7 +97,7 @@ struct Call {
   AttentionInputs inputs;
   AttentionOutputs outputs;
   ForwardInputs in;
-  bool key_scales = false, value_scales = false;
+  bool key_scales = false, value_scales = false, precise = false;
 };
 
 /// By the formula, in double.
@@ -129,6 +133,108 @@ TEST(Fp8, ScalesMultiplyRowsOfQAndHeadsOfKAndV) {
       }
     }
   }
+}
+
+ForwardInputs inputs_of(const PagedCase& c, const PagedData& data) {
+  ForwardInputs in{data.q.view(), data.k.view(), data.v.view()};
+  in.sequences = data.sequences();
+  in.cache = data.cache();
+  in.q_scale = data.q_scale.view();
+  if (c.packed) in.q_scale = {in.q_scale.data, DType::f32, {in.q_scale.shape[1], in.q_scale.shape[2]}};
+  in.k_scale = data.k_scale.view();
+  in.v_scale = data.v_scale.view();
+  if (!c.key_scales) in.k_scale.rank = 2;
+  if (!c.value_scales) in.v_scale.rank = 2;
+  return in;
+}
+
+// Over pages of any size a request is what it is alone, in tensors of its own.
+TEST(Fp8, PagesAreReadAsRows) {
+  for (const std::int64_t page_size : {std::int64_t{1}, std::int64_t{4}, std::int64_t{16}, kContiguous}) {
+    for (const bool of_keys : {false, true}) {
+      PagedCase c;
+      c.attention = {.h_q = 4, .h_kv = 2, .d_qk = 32, .d_v = 48, .dtype = DType::e4m3, .causal = true};
+      c.attention.o_dtype = DType::f16;
+      c.page_size = page_size;
+      c.packed = of_keys;
+      c.indexed = !of_keys;
+      c.scaled = true;
+      c.key_scales = c.value_scales = of_keys;
+      c.keys = {9, 1, 30, 0};
+      c.rows = {2, 2, 2, 2};
+      const PagedData data = make_data(c);
+      AttentionOutputs out = make_outputs(c, data);
+      AttentionConfig config = variant_of(c).config;
+      config.o_dtype = DType::f16;
+      Attention::create(config, Device::host()).forward(inputs_of(c, data), {out.o.view(), out.lse.view()});
+      const std::int64_t b = 2, key_count = 30;
+      AttentionCase alone = c.attention;
+      alone.s_q = 2;
+      alone.s_kv = key_count;
+      AttentionInputs inputs = make_inputs(alone);
+      add_scales(alone, inputs);
+      if (of_keys) add_key_scales(alone, inputs), add_value_scales(alone, inputs);
+      const std::int64_t row = data.batch_index.empty() ? b : data.batch_index[b];
+      const std::int64_t first = c.packed ? data.cu_q[b] : 0, entry = c.packed ? 0 : b;
+      for (std::int64_t h = 0; h < 4; ++h) {
+        for (std::int64_t s = 0; s < 2; ++s) {
+          inputs.q_scale.set(0, h, s, 0, data.q_scale.at(entry, h, first + s));
+          for (std::int64_t d = 0; d < 32; ++d) inputs.q.set(0, h, s, d, data.q.at(entry, h, first + s, d));
+        }
+      }
+      for (std::int64_t h = 0; h < 2; ++h) {
+        for (std::int64_t j = 0; j < key_count; ++j) {
+          const std::int64_t page = data.contiguous ? row : data.table[row * data.max_pages + j / page_size];
+          const std::int64_t at = data.contiguous ? j : j % page_size;
+          for (std::int64_t d = 0; d < 32; ++d) inputs.k.set(0, h, j, d, data.k.at(page, h, at, d));
+          for (std::int64_t d = 0; d < 48; ++d) inputs.v.set(0, h, j, d, data.v.at(page, h, at, d));
+          if (of_keys) inputs.k_scale.set(0, h, j, 0, data.k_scale.at(page, h, at));
+          if (of_keys) inputs.v_scale.set(0, h, j, 0, data.v_scale.at(page, h, at));
+        }
+        if (!of_keys) inputs.k_scale.set(0, h, 0, 0, data.k_scale.at(b, h, 0));
+        if (!of_keys) inputs.v_scale.set(0, h, 0, 0, data.v_scale.at(b, h, 0));
+      }
+      const AttentionOutputs expected = reference_f64(alone, inputs);
+      for (std::int64_t i = 0; i < 4 * 2 * 48; ++i) {
+        const std::int64_t h = i / 96, s = i / 48 % 2;
+        const double o = expected.o.at(0, h, s, i % 48);
+        EXPECT_NEAR(out.o.at(entry, h, first + s, i % 48), o, std::abs(o) / 1024 + 1e-5);
+      }
+    }
+  }
+}
+
+TEST(Fp8, PagesThatAreRefused) {
+  PagedCase c;
+  c.attention = {.h_q = 2, .h_kv = 2, .d_qk = 32, .d_v = 32, .dtype = DType::e4m3};
+  c.page_size = 8;
+  c.scaled = c.key_scales = true;
+  c.keys = {9, 20};
+  c.rows = {2, 2};
+  const PagedData data = make_data(c);
+  AttentionOutputs out = make_outputs(c, data);
+  const AttentionConfig config = variant_of(c).config;
+  const auto expect = [&](const char* argument, const auto& change) {
+    ForwardInputs in = inputs_of(c, data);
+    change(in);
+    expect_invalid(argument, [&] {
+      Attention::create(config, Device::host()).forward(in, {out.o.view(), out.lse.view()});
+    });
+  };
+  const std::vector<std::int32_t> begin{0, 3};
+  expect("cache.seq_begin", [&](ForwardInputs& in) { in.cache.seq_begin = begin.data(); });
+  expect("k_scale", [](ForwardInputs& in) { in.k_scale.rank = 2; });
+  expect("k_scale", [](ForwardInputs& in) { in.k_scale.shape[0] = 2; });
+  expect("v_scale", [](ForwardInputs& in) { in.v_scale = in.k_scale; });
+}
+
+TEST(Fp8, TheHostIsPreciseInAnyCase) {
+  Call call(DType::e4m3);
+  call.run();
+  const std::vector<std::byte> plain(call.outputs.o.bytes().begin(), call.outputs.o.bytes().end());
+  call.precise = true;
+  call.run();
+  EXPECT_TRUE(std::ranges::equal(call.outputs.o.bytes(), plain));
 }
 
 TEST(Fp8, KeysHaveScalesOfTheirOwn) {

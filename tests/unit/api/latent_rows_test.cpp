@@ -3,11 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
 #include <vector>
 
 #include <fa/attention.hpp>
 
 #include "expect_error.hpp"
+#include "support/append_case.hpp"
 #include "support/paged_case.hpp"
 
 namespace fa {
@@ -79,8 +83,108 @@ TEST(LatentRows, AreRefusedElsewhere) {
   expect("k_dtype", [](AttentionConfig& c) { c.value_in_key = 256, c.head_dim_v = 0; });
   expect("k_dtype", [](AttentionConfig& c) { c.head_dim = 520; });
   expect("k_dtype", [](AttentionConfig& c) { c.page_size = 0; });
+  AttentionConfig contiguous = variant_of(latent()).config;
+  contiguous.page_size = kContiguous;
+  EXPECT_NO_THROW(Attention::create(contiguous, Device::host()));
   expect("k_dtype", [](AttentionConfig& c) { c.dtype = DType::f32; });
   expect("k_dtype", [](AttentionConfig& c) { c.v_dtype = DType::e4m3; });
+}
+
+test::AppendCase append_case() {
+  test::AppendCase c;
+  c.latent = true;
+  c.k_dtype = DType::e4m3;
+  c.d_qk = 576;
+  c.d_v = 512;
+  c.h_kv = 1;
+  c.h_q = 4;
+  c.rotary_dims = 64;
+  c.rows = {3, 1};
+  c.before = {5, 0};
+  return c;
+}
+
+TEST(LatentRows, AreAppended) {
+  for (const std::int64_t page_size : {0, 1, 16}) {
+    for (const bool given : {false, true}) {
+      test::AppendCase c = append_case();
+      c.page_size = page_size;
+      c.scales_given = given;
+      test::AppendData data(c);
+      const test::AppendData before = data;
+      Attention::create(c.config(), Device::host()).append(data.inputs());
+      std::array<std::vector<std::byte>, test::kAppendParts> after;
+      for (std::size_t i = 0; i < test::kAppendParts; ++i) after[i] = data.buffers()[i].bytes;
+      EXPECT_EQ(before.judge(after), "");
+      std::vector<std::byte>& rows = after[static_cast<std::size_t>(test::AppendPart::k_cache)];
+      int wrong = 0, bytes = 0;
+      before.for_each_row(test::AppendPart::k_cache, [&](std::size_t at, std::size_t count) {
+        for (std::size_t i = at + 1; i < at + count; i += 53, ++bytes) {
+          rows[i] ^= std::byte{0x41};
+          wrong += before.judge(after).empty() ? 0 : 1;
+          rows[i] ^= std::byte{0x41};
+        }
+      });
+      EXPECT_EQ(wrong, bytes);
+    }
+  }
+}
+
+// What forward reads of appended rows is what was appended, within the rounding of codes.
+TEST(LatentRows, AreReadAsTheyAreAppended) {
+  test::AppendCase c = append_case();
+  c.rotary_dims = 0;
+  c.h_q = 0;
+  c.rows = {20};
+  c.before = {0};
+  c.packed = false;
+  test::AppendData data(c);
+  const AppendInputs fresh = data.inputs();
+  const Attention attention = Attention::create(c.config(), Device::host());
+  attention.append(fresh);
+  constexpr test::Layout kRows = test::Layout::bhsd;
+  test::HostTensor q(DType::bf16, 1, 2, 1, 576, kRows), o(DType::bf16, 1, 2, 1, 512, kRows);
+  test::HostTensor wide(DType::bf16, 1, 2, 1, 512, kRows);
+  for (std::int64_t i = 0; i < 2 * 576; ++i) q.set(0, i / 576, 0, i % 576, static_cast<double>(i * 37 % 101) / 50 - 1);
+  ForwardInputs in;
+  in.q = q.view();
+  in.k = fresh.k_cache;
+  in.sequences.seqused_kv = fresh.seqused_kv;
+  in.cache = fresh.cache;
+  attention.forward(in, {o.view()});
+  AttentionConfig plain = c.config();
+  plain.k_dtype.reset();
+  plain.page_size = 0;
+  ForwardInputs of_plain;
+  of_plain.q = q.view();
+  of_plain.k = fresh.k;
+  Attention::create(plain, Device::host()).forward(of_plain, {wide.view()});
+  double worst = 0;
+  for (std::int64_t i = 0; i < 2 * 512; ++i) {
+    worst = std::max(worst, std::abs(o.at(0, i / 512, 0, i % 512) - wide.at(0, i / 512, 0, i % 512)));
+  }
+  EXPECT_GT(worst, 0);
+  EXPECT_LE(worst, 0.3);  // of numbers up to 2
+}
+
+TEST(LatentRows, AppendsThatAreRefused) {
+  const auto expect = [](const char* argument, const auto& change) {
+    test::AppendCase c = append_case();
+    test::AppendData data(c);
+    AppendInputs inputs = data.inputs();
+    AttentionConfig config = c.config();
+    change(config, inputs);
+    const Attention attention = Attention::create(config, Device::host());
+    expect_invalid(argument, [&] { attention.append(inputs); });
+  };
+  expect("v", [](AttentionConfig&, AppendInputs& in) { in.v = in.k; });
+  expect("v_cache", [](AttentionConfig&, AppendInputs& in) { in.v_cache = in.k_cache; });
+  expect("k_cache", [](AttentionConfig&, AppendInputs& in) { in.k_cache.shape[3] = 576; });
+  expect("k_scale", [](AttentionConfig&, AppendInputs& in) { in.k_scale = in.q; });
+  expect("rotary.dims", [](AttentionConfig&, AppendInputs& in) { in.rotary.dims = 66; });
+  AttentionConfig wide = append_case().config();
+  wide.k_dtype.reset();
+  EXPECT_THROW(Attention::create(wide, Device::host()).prepare_append({}), Error);
 }
 
 }  // namespace

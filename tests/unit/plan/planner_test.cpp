@@ -90,6 +90,7 @@ void fix_fp8(std::mt19937& random, Problem& problem) {
   problem.o_dtype = pick(random, std::array{DType::bf16, DType::f16, DType::e4m3});
   problem.key_scales = random() % 2 == 0;
   problem.value_scales = random() % 2 == 0;
+  problem.precise = random() % 2 == 0;
   problem.d_qk = 16 * (1 + static_cast<int>(random() % 16));
   problem.d_v = 16 * (1 + static_cast<int>(random() % 16));
   problem.varlen = random() % 2 == 0;
@@ -185,6 +186,7 @@ TEST(Planner, EqualSlotsOfEightBitFloatsHaveEqualPlans) {
     EXPECT_EQ(own.half_output, problem.o_dtype == DType::f16);
     EXPECT_EQ(own.key_scales, problem.key_scales);
     EXPECT_EQ(own.value_scales, problem.value_scales);
+    EXPECT_EQ(own.precise, problem.precise);
     outputs.insert(to_string(problem.o_dtype));
   }
   EXPECT_EQ(outputs.size(), 3U);

@@ -77,6 +77,21 @@ TEST(Sm90Fp8Forward, TwoLevelsUnlessAnOverrideWantsOne) {
   EXPECT_NE(canonical(plan_forward(half, {}).kernel).find("byte_output=1"), std::string::npos);
 }
 
+TEST(Sm90Fp8Forward, PreciseHasOneLevelOfSixteenBits) {
+  for (const int d : {16, 64, 80, 128, 192, 256}) {
+    Problem problem = fp8(d);
+    problem.precise = true;
+    const KernelSpec spec = plan_forward(problem, {}).kernel;
+    const auto& own = spec.as<Sm90Fp8Forward>();
+    EXPECT_TRUE(own.precise && own.single_level && own.ahead && own.take_turns) << d;
+    EXPECT_EQ(own.value_columns, d);
+    EXPECT_NE(canonical(spec).find("precise=1"), std::string::npos);
+    EXPECT_THROW(plan_forward(problem, {Family::sm90_fp8, {{"single_level", 0}}}), Error);
+    EXPECT_NO_THROW(plan_forward(problem, {Family::sm90_fp8, {{"tile_n", 48}}}));
+    EXPECT_THROW(plan_forward(fp8(d), {Family::sm90_fp8, {{"tile_n", 48}}}), Error);
+  }
+}
+
 TEST(Sm90Fp8Forward, PackedBatchesHaveTwoConsumers) {
   Problem packed = fp8(128);
   packed.varlen = true;

@@ -3,8 +3,10 @@
 
 #include <emulator/instructions.hpp>
 
+#include <common/fp8.cuh>
 #include <common/types.cuh>
 #include <ptx/language.cuh>
+#include <ptx/math.cuh>
 
 namespace fa::ptx {
 
@@ -17,6 +19,25 @@ FA_DEVICE uint32_t convert_e4m3(float x0, float x1, float x2, float x3,
     y |= static_cast<uint32_t>(emulator::convert_e4m3(values[i])) << 8 * i;
   }
   return y;
+}
+
+template <class T>
+FA_DEVICE void widen_bytes(uint32_t& low, uint32_t& high, uint32_t bytes,
+                           const emulator::Site& site = emulator::Site::current());
+
+template <>
+inline void widen_bytes<kernel::e4m3>(uint32_t& low, uint32_t& high, uint32_t bytes, const emulator::Site& site) {
+  emulator::check_register(from_bits(bytes), "cvt.rn.f16x2.e4m3x2", site);
+  uint32_t* const words[] = {&low, &high};
+  for (int i = 0; i < 2; ++i) {
+    *words[i] = convert_pair<kernel::f16>(emulator::widen_e4m3(static_cast<uint8_t>(bytes >> 16 * i)),
+                                          emulator::widen_e4m3(static_cast<uint8_t>(bytes >> (16 * i + 8))), site);
+  }
+}
+template <>
+inline void widen_bytes<kernel::e5m2>(uint32_t& low, uint32_t& high, uint32_t bytes, const emulator::Site&) {
+  low = (bytes & 0xff) << 8 | (bytes & 0xff00) << 16;
+  high = (bytes & 0xff0000) >> 8 | (bytes & 0xff000000);
 }
 
 // The stores that never happen, where they do.
