@@ -1,5 +1,7 @@
 #include "reference/evaluator.hpp"
 
+#include <cmath>
+#include <cstddef>
 #include <cstring>
 
 #include "reference/convert.hpp"
@@ -80,8 +82,32 @@ Value Evaluator::load(const Node& node) const {
     return {0, captured.scalar};
   }
   const Operands indices = operands(node);
-  return element(captured.view, CapturedView::offset(
-                                    captured.view, std::span(indices).first(static_cast<std::size_t>(node.operands))));
+  const std::int64_t offset =
+      CapturedView::offset(captured.view, std::span(indices).first(static_cast<std::size_t>(node.operands)));
+  if (fetch_ == nullptr) return element(captured.view, offset);
+  std::array<std::byte, sizeof(double)> bytes;
+  const std::size_t size = size_of(captured.view.dtype);
+  (*fetch_)(bytes.data(), static_cast<const std::byte*>(captured.view.data) + offset * static_cast<std::int64_t>(size),
+            size);
+  TensorView local = captured.view;
+  local.data = bytes.data();
+  return element(local, 0);
+}
+
+std::optional<ReadElement> Evaluator::broken_read() const {
+  for (const NodeId id : order_) {
+    const Node& node = program_.graph[id];
+    if (node.op != Op::load || node.type != expression::Type::real || std::isfinite((*this)[id].real)) continue;
+    ReadElement read{node.index, (*this)[id].real};
+    const TensorView& view = captures_[static_cast<std::size_t>(node.index)].view;
+    for (int axis = 0; view.defined() && axis < node.operands; ++axis) {
+      const auto at = static_cast<std::size_t>(axis);
+      const std::int64_t given = (*this)[node.operand[at]].integer;
+      read.index.push_back(view.shape[at] == 1 ? 0 : given);
+    }
+    return read;
+  }
+  return std::nullopt;
 }
 
 Value Evaluator::evaluate(const Node& node, const Point& point) const {

@@ -1,8 +1,52 @@
 #include <fa/error.hpp>
 
+#include <fmt/format.h>
+
+#include <cmath>
+#include <string>
 #include <utility>
 
 namespace fa {
+namespace {
+
+std::string text_of(double value) {
+  return std::isnan(value) ? "NaN" : value > 0 ? "+inf" : "-inf";
+}
+
+/// The axes that a location has, each with its name.
+template <class Visit>
+void visit_axes(const ErrorLocation& location, const Visit& visit) {
+  constexpr std::pair<const char*, std::int64_t ErrorLocation::*> kAxes[] = {
+      {"b", &ErrorLocation::b},   {"h", &ErrorLocation::h}, {"q", &ErrorLocation::q},
+      {"kv", &ErrorLocation::kv}, {"d", &ErrorLocation::d},
+  };
+  for (const auto& [name, axis] : kAxes) {
+    if (location.*axis >= 0) visit(name, location.*axis);
+  }
+}
+
+/// "k[b=0, h=1, kv=17, d=3] is NaN, and reaches o"
+std::string message_of(const ErrorLocation& location) {
+  std::string place;
+  visit_axes(location, [&](const char* name, std::int64_t index) {
+    place += fmt::format("{}{}={}", place.empty() ? "" : ", ", name, index);
+  });
+  const std::string index =
+      location.index.empty() ? "" : fmt::format("[{}] at ", fmt::join(location.index, ", "));
+  const bool alone = location.tensor == location.result;
+  return fmt::format("{}{}[{}] is {}{}", location.tensor, index, place, text_of(location.value),
+                     alone ? ", of finite tensors and scores" : ", and reaches " + location.result);
+}
+
+std::vector<ErrorField> fields_of(const ErrorLocation& location) {
+  std::vector<ErrorField> fields{{"tensor", location.tensor}, {"value", text_of(location.value)}};
+  visit_axes(location, [&](const char* name, std::int64_t index) { fields.push_back({name, std::to_string(index)}); });
+  if (!location.index.empty()) fields.push_back({"index", fmt::format("{}", fmt::join(location.index, ", "))});
+  fields.push_back({"result", location.result});
+  return fields;
+}
+
+}  // namespace
 
 const char* to_string(ErrorCode code) noexcept {
   switch (code) {
@@ -26,6 +70,8 @@ const char* to_string(ErrorCode code) noexcept {
       return "cache_miss";
     case ErrorCode::internal:
       return "internal";
+    case ErrorCode::not_finite:
+      return "not_finite";
   }
   return "unknown";
 }
@@ -34,6 +80,12 @@ Error::Error(ErrorCode code, const std::string& message, std::vector<ErrorField>
     : std::runtime_error(message),
       code_(code),
       fields_(std::make_shared<const std::vector<ErrorField>>(std::move(fields))) {}
+
+Error::Error(const ErrorLocation& location)
+    : std::runtime_error(message_of(location)),
+      code_(ErrorCode::not_finite),
+      fields_(std::make_shared<const std::vector<ErrorField>>(fields_of(location))),
+      location_(std::make_shared<const ErrorLocation>(location)) {}
 
 std::string_view Error::field(std::string_view name) const noexcept {
   for (const ErrorField& field : *fields_) {
