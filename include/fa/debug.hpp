@@ -7,8 +7,8 @@
 
 namespace fa {
 
-/// P of one query head, for a look inside (docs/kernels/debugging.md). A kernel behind the forward makes it anew from q,
-/// k and the log-sum-exp, with all masks, functions and dropout: O = P V.
+/// P of one query head, for a look inside (docs/kernels/debugging.md). A kernel behind the forward makes it anew from
+/// q, k and the log-sum-exp, with all masks, functions and dropout: O = P V.
 struct ProbabilityDump {
   /// [s_q, s_kv], f32 (f64 for f64), any strides. Of packed batches and over pages any [rows, keys], with 0 where the
   /// sequence has none.

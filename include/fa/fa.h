@@ -290,8 +290,8 @@ typedef struct fa_config {
   int32_t v_dtype;
   int32_t invariance; /* enum fa_invariance, of fa_forward: nothing is tuned; refused with accumulate and with fields of
                          `kernel` */
-  /* nonzero: kernels that check waits and addresses, and say what is wrong; slow, nothing is tuned. Calls wait for their
-   * stream, and fail with FA_NOT_FINITE where a result holds a NaN or an infinity that is none of a contract. */
+  /* nonzero: kernels that check waits and addresses, and say what is wrong; slow, nothing is tuned. Calls wait for
+   * their stream, and fail with FA_NOT_FINITE where a result holds a NaN or an infinity that is none of a contract. */
   int32_t debug;
   /* With a dtype of FA_E4M3 or FA_E5M2, of q, k and v: what o is of, FA_BF16, FA_F16 or FA_E4M3, where has_o_dtype is
    * nonzero; else FA_BF16. An element stands for its value times a scale (fa_forward_inputs.q_scale). Forward only, on
@@ -501,7 +501,8 @@ typedef struct fa_forward_inputs {
 
 /* What fa_forward writes, whole but for the padding of packed batches. With fa_config.accumulate it is read first, and
  * lse is needed. */
-/* P of one query head, made anew behind a forward with fa_config.debug from q, k and lse, which is given then: O = P V. */
+/* P of one query head, made anew behind a forward with fa_config.debug from q, k and lse, which is given then: O = P V.
+ */
 typedef struct fa_probability_dump {
   uint32_t struct_size;
   uint32_t reserved; /* 0 */

@@ -112,8 +112,10 @@ void Attention::Impl::forward(const ForwardInputs& inputs, const ForwardOutputs&
     if (sums.defined() && sums.elements() != 0) fill(sums, sums.elements(), 0, stream);
     return;
   }
-  const plan::ForwardTensors tensors{call.q,       call.k,       call.v,       call.o,
-                                     call.lse,     variant.tensors(), call.k_scale, call.v_scale,
+  const plan::ForwardTensors tensors{call.q,       call.k,
+                                     call.v,       call.o,
+                                     call.lse,     variant.tensors(),
+                                     call.k_scale, call.v_scale,
                                      call.q_scale, statistics.outputs};
   const api::Shard shard = api::shard_of(call);
   forward_->run(call.shape, tensors, api::packed_args(config_, call.sequences, call.dropout, call.cache),

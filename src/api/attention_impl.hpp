@@ -56,7 +56,8 @@ class Attention::Impl {
   std::size_t mask_tiles_size(api::Operation op, const AttentionShape& wanted) const;
 
  private:
-  void forward_on_host(const api::ForwardCall& call, const api::VariantCall& variant, const ProbabilityDump& dump) const;
+  void forward_on_host(const api::ForwardCall& call, const api::VariantCall& variant,
+                       const ProbabilityDump& dump) const;
   void check_has(api::Operation op) const {
     if (op == api::Operation::backward) api::check_has_backward(config_);
   }
@@ -64,7 +65,7 @@ class Attention::Impl {
   AttentionConfig config_;
   api::Functions functions_;
   Device device_;
-  bool debug_ = false;  ///< results are looked at
+  bool debug_ = false;                      ///< results are looked at
   std::optional<api::HostAttention> host_;  ///< on the host device; what follows on others
   std::optional<driver::ContextRef> context_;
   std::shared_ptr<cache::Store> store_;

@@ -420,7 +420,7 @@ const char* fa_status_name(int status) {
     return "ok";
   }
   return status < FA_INVALID_ARGUMENT || status > FA_NOT_FINITE ? "unknown"
-                                                              : fa::to_string(static_cast<fa::ErrorCode>(status));
+                                                                : fa::to_string(static_cast<fa::ErrorCode>(status));
 }
 
 const char* fa_version(void) {

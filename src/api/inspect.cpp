@@ -48,7 +48,8 @@ void check_dump_shape(const AttentionConfig& config, const ForwardCall& call, co
     throw_invalid("dump.p", shape_text(p), fmt::format("[{}, {}], as s_q and s_kv", call.shape.s_q, call.shape.s_kv));
   }
   for (const std::size_t axis : {std::size_t{0}, std::size_t{1}}) {
-    if (p.shape[axis] > kMaxLength) throw_invalid("dump.p", shape_text(p), fmt::format("at most {} a axis", kMaxLength));
+    if (p.shape[axis] > kMaxLength)
+      throw_invalid("dump.p", shape_text(p), fmt::format("at most {} a axis", kMaxLength));
   }
 }
 

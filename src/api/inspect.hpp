@@ -30,10 +30,10 @@ void check_without_dump(const ProbabilityDump& dump, const char* accepted);
 struct InspectedResult {
   std::string name;
   plan::ScannedResult scanned;
-  bool keys = false;          ///< its rows are keys
-  bool heads = false;         ///< it has an axis of heads alone
-  int capture_rank = 0;       ///< of a captured tensor's gradient: axes of that, which are the last ones
-  std::int64_t group = 1;     ///< query heads of one of its heads
+  bool keys = false;       ///< its rows are keys
+  bool heads = false;      ///< it has an axis of heads alone
+  int capture_rank = 0;    ///< of a captured tensor's gradient: axes of that, which are the last ones
+  std::int64_t group = 1;  ///< query heads of one of its heads
   reference::Made made = reference::Made::of_anything;
 };
 

@@ -17,9 +17,26 @@ namespace fa::reference {
 namespace {
 
 /// In the order in which they are named.
-enum class Kind : std::uint8_t { q, q_scale, k, k_scale, v, v_scale, sink, captured, o, lse, dout, dlse, score, p, dp, ds };
-constexpr std::array kNames{"q", "q_scale", "k",   "k_scale", "v",    "v_scale", "sink", "captured",
-                            "o", "lse",     "dout", "dlse",   "score", "p",      "dp",   "ds"};
+enum class Kind : std::uint8_t {
+  q,
+  q_scale,
+  k,
+  k_scale,
+  v,
+  v_scale,
+  sink,
+  captured,
+  o,
+  lse,
+  dout,
+  dlse,
+  score,
+  p,
+  dp,
+  ds
+};
+constexpr std::array kNames{"q", "q_scale", "k",    "k_scale", "v",     "v_scale", "sink", "captured",
+                            "o", "lse",     "dout", "dlse",    "score", "p",       "dp",   "ds"};
 
 auto order_of(const ErrorLocation& at) {
   return std::tie(at.b, at.h, at.q, at.kv, at.d);
@@ -91,7 +108,12 @@ template <class Acc>
 class Search {
  public:
   explicit Search(const InspectedCall& call)
-      : call_(call), a_(call.args), g_(geometry_of(a_)), pairs_(a_, g_, call.fetch), v_(g_.d_v), o_(g_.d_v),
+      : call_(call),
+        a_(call.args),
+        g_(geometry_of(a_)),
+        pairs_(a_, g_, call.fetch),
+        v_(g_.d_v),
+        o_(g_.d_v),
         dout_(g_.d_v) {}
 
   std::optional<ErrorLocation> run(const BrokenResult& result) {

@@ -61,8 +61,8 @@ class TensorRows {
     buffer_.resize(static_cast<std::size_t>((std::abs(reach) + 1) * size));
     (*fetch_)(buffer_.data(), static_cast<const std::byte*>(t.data) + first, buffer_.size());
     TensorView view = t;
-    view.data = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(buffer_.data()) -
-                                        static_cast<std::uintptr_t>(first));
+    view.data =
+        reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(buffer_.data()) - static_cast<std::uintptr_t>(first));
     return view;
   }
 

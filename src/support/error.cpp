@@ -31,8 +31,7 @@ std::string message_of(const ErrorLocation& location) {
   visit_axes(location, [&](const char* name, std::int64_t index) {
     place += fmt::format("{}{}={}", place.empty() ? "" : ", ", name, index);
   });
-  const std::string index =
-      location.index.empty() ? "" : fmt::format("[{}] at ", fmt::join(location.index, ", "));
+  const std::string index = location.index.empty() ? "" : fmt::format("[{}] at ", fmt::join(location.index, ", "));
   const bool alone = location.tensor == location.result;
   return fmt::format("{}{}[{}] is {}{}", location.tensor, index, place, text_of(location.value),
                      alone ? ", of finite tensors and scores" : ", and reaches " + location.result);

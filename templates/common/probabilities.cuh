@@ -36,9 +36,8 @@ struct Probabilities {
 
   FA_DEVICE explicit Probabilities(const ProbabilitiesParams& p) : params(p), lengths(entry_of(p)) {
     if (row >= lengths.s_q) return;
-    const float lse =
-        ptx::ld_global(params.lse + first_row(params.stride_lse_b, params.stride_lse_s) +
-                       params.head * params.stride_lse_h + row * params.stride_lse_s);
+    const float lse = ptx::ld_global(params.lse + first_row(params.stride_lse_b, params.stride_lse_s) +
+                                     params.head * params.stride_lse_h + row * params.stride_lse_s);
     if (lse != -kInfinity) offset = lse * kLog2e;
   }
 
@@ -112,7 +111,8 @@ struct Probabilities {
 
   /// Null where a block table leads out of the pool.
   FA_DEVICE const T* key_row(int key) const {
-    const T* const head = static_cast<const T*>(params.k) + params.head / (params.h_q / params.h_kv) * params.stride_k_h;
+    const T* const head =
+        static_cast<const T*>(params.k) + params.head / (params.h_q / params.h_kv) * params.stride_k_h;
     if constexpr (kPaged) {
       using Keys = PagedKeys<kPageSize<Config>>;
       const int table_row = table_row_of(params.paged, params.batch);
@@ -121,8 +121,7 @@ struct Probabilities {
       if (!keys.has(key, page)) return nullptr;
       return head + page * params.stride_k_b + Keys::row_in_page(key) * params.stride_k_s;
     } else {
-      return head +
-             offset_of_keys<kVarlen<Config>>(lengths, params.batch, params.stride_k_b, params.stride_k_s) +
+      return head + offset_of_keys<kVarlen<Config>>(lengths, params.batch, params.stride_k_b, params.stride_k_s) +
              key * params.stride_k_s;
     }
   }
@@ -131,9 +130,9 @@ struct Probabilities {
   FA_DEVICE bool is_dropped(int key) const {
     const int64_t before = heads_before<Variant>(params, params.batch);
     const int drawn = key_of_whole<Variant>(params, key);
-    const uint32_t bits = Dropout(params.dropout, before)
-                              .draw_row(0, row_of_whole<Variant>(params, row), params.head, drawn / 16 * 16,
-                                        drawn % 8 / 2);
+    const uint32_t bits =
+        Dropout(params.dropout, before)
+            .draw_row(0, row_of_whole<Variant>(params, row), params.head, drawn / 16 * 16, drawn % 8 / 2);
     return (bits >> (4 * (drawn % 2) + 2 * (drawn % 16 / 8)) & 1) != 0;
   }
 };

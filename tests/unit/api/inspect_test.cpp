@@ -77,7 +77,11 @@ class DebugCall : public testing::Test {
  protected:
   DebugCall() : DebugCall(small_case()) {}
   explicit DebugCall(const AttentionCase& of)
-      : c(of), in(test::make_inputs(of)), out(test::make_outputs(of)), grad(test::make_gradients(of)), dout(test::make_dout(of)) {
+      : c(of),
+        in(test::make_inputs(of)),
+        out(test::make_outputs(of)),
+        grad(test::make_gradients(of)),
+        dout(test::make_dout(of)) {
     config.head_dim = static_cast<int>(of.d_qk);
     config.head_dim_v = static_cast<int>(of.d_v);
     config.dtype = of.dtype;
@@ -396,8 +400,7 @@ TEST(DebugPages, NamesThePositionAndTheScale) {
     inputs.k_scale = inputs.v_scale = TensorView(scales.data(), DType::f32, {kPages, 1, kPage});
     inputs.sequences.seqused_kv = used.data();
     inputs.cache.block_table = TensorView(table.data(), DType::i32, {2, 3});
-    Attention::create(config, Device::host())
-        .forward(inputs, {TensorView(o.data(), DType::f16, {2, 1, 1, kDim})});
+    Attention::create(config, Device::host()).forward(inputs, {TensorView(o.data(), DType::f16, {2, 1, 1, kDim})});
   };
   run();
   scales[4 * kPage + 3] = std::numeric_limits<float>::quiet_NaN();  // position 7 of request 1, which has six
