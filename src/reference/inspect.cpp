@@ -116,19 +116,16 @@ class Search {
         o_(g_.d_v),
         dout_(g_.d_v) {}
 
+  /// First among what masks keep. Tiles have keys, and rows, that masks hide: where 0 is multiplied by what these hold,
+  /// they reach a result too.
   std::optional<ErrorLocation> run(const BrokenResult& result) {
     made_ = result.made;
-    for (std::int64_t h = result.first_h; h < result.end_h; ++h) {
-      const bool of_key = made_ == Made::of_key || made_ == Made::of_p;
-      const std::int64_t first = of_key ? g_.first_row(result.at) : made_ == Made::of_row ? result.at : 0;
-      const std::int64_t end = of_key ? g_.last_row(result.at) : made_ == Made::of_row ? result.at + 1 : g_.s_q;
-      for (std::int64_t i = first; i < end; ++i) {
-        look_at_row({result.b, h, i}, of_key ? result.at : g_.first_key(i),
-                    of_key ? result.at + 1 : g_.visible_keys(i));
+    for (const bool hidden : {false, true}) {
+      hidden_ = hidden;
+      look_at(result);
+      for (std::optional<ErrorLocation>& found : found_) {
+        if (found) return std::move(found);
       }
-    }
-    for (std::optional<ErrorLocation>& found : found_) {
-      if (found) return std::move(found);
     }
     return std::nullopt;
   }
@@ -137,6 +134,28 @@ class Search {
   struct Row {
     std::int64_t b, h, q;
   };
+
+  void look_at(const BrokenResult& result) {
+    const bool of_key = made_ == Made::of_key || made_ == Made::of_p;
+    const bool of_row = made_ == Made::of_row;
+    for (std::int64_t h = result.first_h; h < result.end_h; ++h) {
+      std::int64_t first = of_row ? result.at : 0, end = of_row ? result.at + 1 : g_.s_q;
+      if (of_key && !hidden_) {
+        first = g_.first_row(result.at);
+        end = g_.last_row(result.at);
+      }
+      for (std::int64_t i = first; i < end; ++i) {
+        const Row row{result.b, h, i};
+        if (of_key) {
+          look_at_row(row, result.at, result.at + 1);
+        } else if (hidden_) {
+          look_at_row(row, 0, g_.s_kv);
+        } else {
+          look_at_row(row, g_.first_key(i), g_.visible_keys(i));
+        }
+      }
+    }
+  }
 
   bool backward() const { return call_.dout.defined(); }
   bool reads_values() const { return made_ == Made::of_row || made_ == Made::of_key; }
@@ -188,9 +207,9 @@ class Search {
     const bool reads_sink = backward() ? made_ == Made::of_all_rows : made_ == Made::of_row;
     if (a_.variant.sink.defined() && reads_sink) look_at_sink(row.h);
     if (backward()) look_at_gradients(row);
-    bool looked = made_ == Made::of_all_rows;
+    bool looked = made_ == Made::of_all_rows || (hidden_ && !backward());
     for (std::int64_t j = first; j < end && made_ != Made::of_all_rows; ++j) {
-      if (!pairs_.take_key(j)) continue;
+      if (!pairs_.take_key(j) && !hidden_) continue;
       if (!std::exchange(looked, true)) look_at_query(row);
       look_at_pair(row, j);
     }
@@ -245,11 +264,13 @@ class Search {
       const auto offset = [&] { return pairs_.rows().key_offset(scales, row.b, g_.kv_head(row.h), j); };
       if (!look_at_scale(scale_kind, scales, offset, of_k)) check_all(kind, values, of_k);
     };
-    look_at_key(Kind::k, Kind::k_scale, a_.k_scale, pairs_.k);
+    // A hidden score is selected, whatever it is; gradients are products with K.
+    if (!hidden_ || backward()) look_at_key(Kind::k, Kind::k_scale, a_.k_scale, pairs_.k);
     if (reads_values()) {
       pairs_.rows().key(a_.v, a_.v_scale, row.b, g_.kv_head(row.h), j, g_.d_v, v_.data());
       look_at_key(Kind::v, Kind::v_scale, a_.v_scale, v_);
     }
+    if (hidden_) return;  // it has no score
     if (pairs_.functions) look_at_captures(at);
     check_upper(Kind::score, pairs_.score, at);
     if (!backward() || !std::isfinite(lse_)) return;
@@ -278,6 +299,7 @@ class Search {
   Pairs<Acc> pairs_;
   std::vector<Acc> v_, o_, dout_;
   Made made_ = Made::of_anything;
+  bool hidden_ = false;
   Acc lse_ = 0;
   Acc delta_ = 0;
   std::array<std::optional<ErrorLocation>, kNames.size()> found_;
