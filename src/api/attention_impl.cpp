@@ -89,8 +89,8 @@ void Attention::Impl::forward(const ForwardInputs& inputs, const ForwardOutputs&
   api::check_takes_schedules(config_, inputs.schedule);
   api::check_unscheduled(call.max_multiprocessors, inputs.schedule);
   const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, call.place, inputs);
-  api::check_disjoint(inputs, outputs);
   api::check_dump(config_, call, outputs, host_.has_value());
+  api::check_disjoint(inputs, outputs);
   if (call.empty && !config_.zero_padding && !config_.statistics.any()) return;
   if (host_) return forward_on_host(call, variant, outputs.dump);
   const driver::ContextScope scope(context_->context());
