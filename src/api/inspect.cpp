@@ -232,7 +232,7 @@ ErrorLocation Inspection::location(const InspectedResult& result, const FoundEle
   ErrorLocation at;
   at.tensor = result.name;
   const std::int64_t offset = reference::row_offset(rows, packed ? 0 : element.b, element.h, element.s) + element.d;
-  reference::TensorRows<double>(call_.args, fetch_).elements(rows, offset, 1, 1, &at.value);
+  reference::TensorRows<double, true>(call_.args, fetch_).elements(rows, offset, 1, 1, &at.value);
   if (rows.dtype == DType::e4m3) at.value = std::numeric_limits<double>::quiet_NaN();
   if (result.capture_rank != 0) {
     at.index = {element.b, element.h, element.s};

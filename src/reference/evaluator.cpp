@@ -1,7 +1,9 @@
 #include "reference/evaluator.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 
 #include "reference/convert.hpp"
@@ -50,6 +52,20 @@ Value element(const TensorView& view, std::int64_t offset) {
 
 }  // namespace
 
+TensorView fetched(const TensorView& t, std::int64_t offset, std::int64_t stride, std::int64_t count,
+                   const Fetch& fetch, std::vector<std::byte>& buffer) {
+  if (count == 0) return t;
+  const auto size = static_cast<std::int64_t>(size_of(t.dtype));
+  const std::int64_t reach = (count - 1) * stride;
+  const std::int64_t first = (offset + std::min<std::int64_t>(reach, 0)) * size;
+  buffer.resize(static_cast<std::size_t>((std::abs(reach) + 1) * size));
+  fetch(buffer.data(), static_cast<const std::byte*>(t.data) + first, buffer.size());
+  TensorView view = t;
+  view.data =
+      reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(buffer.data()) - static_cast<std::uintptr_t>(first));
+  return view;
+}
+
 Evaluator::Evaluator(const Program& program, std::span<const NodeId> roots, const VariantArgs& variant,
                      const Lengths& lengths)
     : program_(program),
@@ -85,13 +101,8 @@ Value Evaluator::load(const Node& node) const {
   const std::int64_t offset =
       CapturedView::offset(captured.view, std::span(indices).first(static_cast<std::size_t>(node.operands)));
   if (fetch_ == nullptr) return element(captured.view, offset);
-  std::array<std::byte, sizeof(double)> bytes;
-  const std::size_t size = size_of(captured.view.dtype);
-  (*fetch_)(bytes.data(), static_cast<const std::byte*>(captured.view.data) + offset * static_cast<std::int64_t>(size),
-            size);
-  TensorView local = captured.view;
-  local.data = bytes.data();
-  return element(local, 0);
+  std::vector<std::byte> buffer;
+  return element(fetched(captured.view, offset, 1, 1, *fetch_, buffer), offset);
 }
 
 std::optional<ReadElement> Evaluator::broken_read() const {

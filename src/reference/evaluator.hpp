@@ -18,6 +18,10 @@ namespace fa::reference {
 /// Copies memory that the host cannot read.
 using Fetch = std::function<void(void* to, const void* from, std::size_t bytes)>;
 
+/// `t` with memory of the host, in `buffer`, where `count` elements from `offset` on are, `stride` apart.
+TensorView fetched(const TensorView& t, std::int64_t offset, std::int64_t stride, std::int64_t count,
+                   const Fetch& fetch, std::vector<std::byte>& buffer);
+
 /// Where a function is evaluated.
 struct Point {
   std::int64_t b = 0, h = 0, q = 0, kv = 0;

@@ -49,8 +49,12 @@ Geometry geometry_of(const ForwardArgs& args) {
   return geometry;
 }
 
+/// What overflows in the arithmetic of a call is infinite: floats, but where it is in double.
+double number_of(const ForwardArgs& args, double x) {
+  return args.f64 || args.q.dtype == DType::f64 ? x : static_cast<double>(static_cast<float>(x));
+}
+
 /// Scores of pairs of a row and a key, and what is read for them.
-template <class Acc>
 class Pairs {
  public:
   Pairs(const ForwardArgs& args, const Geometry& geometry, const Fetch* fetch)
@@ -73,38 +77,37 @@ class Pairs {
     const std::int64_t h = g_.kv_head(at_.h);
     if (std::tuple(at_.b, h, j) != key_) rows_.key(a_.k, a_.k_scale, at_.b, h, j, g_.d_qk, k.data());
     key_ = {at_.b, h, j};
-    score = std::inner_product(q.begin(), q.end(), k.begin(), Acc(0)) * static_cast<Acc>(a_.scale);
+    score = number_of(a_, number_of(a_, std::inner_product(q.begin(), q.end(), k.begin(), 0.0)) * a_.scale);
     if (!functions) return true;
     const expression::Program& program = *a_.variant.program;
     at_.kv = j;
-    at_.score = static_cast<double>(score);
+    at_.score = score;
     functions->run(at_);
-    if (program.score) score = static_cast<Acc>((*functions)[*program.score].real);
+    if (program.score) score = number_of(a_, (*functions)[*program.score].real);
     return !program.mask || (*functions)[*program.mask].integer != 0;
   }
 
-  Acc lse() const { return number_of_row(a_.lse); }
-  Acc number_of_row(const TensorView& t) const {
-    Acc value = 0;
+  double lse() const { return number_of_row(a_.lse); }
+  double number_of_row(const TensorView& t) const {
+    double value = 0;
     rows_.elements(t, row_offset(t, at_.b, at_.h, at_.q), 1, 1, &value);
     return value;
   }
-  const TensorRows<Acc>& rows() const { return rows_; }
+  const TensorRows<double, true>& rows() const { return rows_; }
 
  private:
   const ForwardArgs& a_;
   const Geometry& g_;
-  const TensorRows<Acc> rows_;
+  const TensorRows<double, true> rows_;
   Point at_;
   std::tuple<std::int64_t, std::int64_t, std::int64_t> key_{-1, -1, -1};
 
  public:
-  std::vector<Acc> q, k;
-  Acc score = 0;
+  std::vector<double> q, k;
+  double score = 0;
   std::optional<Evaluator> functions;  // where the call has any
 };
 
-template <class Acc>
 class Search {
  public:
   explicit Search(const InspectedCall& call)
@@ -160,22 +163,22 @@ class Search {
   bool backward() const { return call_.dout.defined(); }
   bool reads_values() const { return made_ == Made::of_row || made_ == Made::of_key; }
 
-  void add(Kind kind, Acc value, const ErrorLocation& at) {
+  void add(Kind kind, double value, const ErrorLocation& at) {
     std::optional<ErrorLocation>& found = found_[static_cast<std::size_t>(kind)];
     if (found && order_of(*found) <= order_of(at)) return;
     found = at;
-    found->value = static_cast<double>(value);
+    found->value = value;
     if (found->tensor.empty()) found->tensor = kNames[static_cast<std::size_t>(kind)];
   }
-  void check(Kind kind, Acc value, const ErrorLocation& at) {
+  void check(Kind kind, double value, const ErrorLocation& at) {
     if (!std::isfinite(value)) add(kind, value, at);
   }
   /// What -inf is legal of.
-  void check_upper(Kind kind, Acc value, const ErrorLocation& at) {
-    if (!std::isfinite(value) && value != -std::numeric_limits<Acc>::infinity()) add(kind, value, at);
+  void check_upper(Kind kind, double value, const ErrorLocation& at) {
+    if (!std::isfinite(value) && value != -std::numeric_limits<double>::infinity()) add(kind, value, at);
   }
-  void check_all(Kind kind, const std::vector<Acc>& values, ErrorLocation at) {
-    const auto broken = std::ranges::find_if(values, [](Acc x) { return !std::isfinite(x); });
+  void check_all(Kind kind, const std::vector<double>& values, ErrorLocation at) {
+    const auto broken = std::ranges::find_if(values, [](double x) { return !std::isfinite(x); });
     if (broken == values.end()) return;
     at.d = broken - values.begin();
     add(kind, *broken, at);
@@ -224,14 +227,14 @@ class Search {
   template <class Offset>
   bool look_at_scale(Kind kind, const TensorView& scales, const Offset& offset, const ErrorLocation& at) {
     if (!scales.defined() || scales.rank > 3) return false;
-    Acc scale = 1;
+    double scale = 1;
     pairs_.rows().elements(scales, offset(), 1, 1, &scale);
     check(kind, scale, at);
     return !std::isfinite(scale);
   }
 
   void look_at_sink(std::int64_t h) {
-    Acc sink = 0;
+    double sink = 0;
     pairs_.rows().elements(a_.variant.sink, h * a_.variant.sink.strides[0], 1, 1, &sink);
     ErrorLocation at;
     at.h = h;
@@ -245,14 +248,14 @@ class Search {
     if (made_ == Made::of_p) return;
     load_row(a_.o, row, o_);
     check_all(Kind::o, o_, at);
-    delta_ = std::inner_product(dout_.begin(), dout_.end(), o_.begin(), Acc(0));
+    delta_ = std::inner_product(dout_.begin(), dout_.end(), o_.begin(), 0.0);
     if (!call_.dlse.defined()) return;
-    const Acc dlse = pairs_.number_of_row(call_.dlse);
+    const double dlse = pairs_.number_of_row(call_.dlse);
     check(Kind::dlse, dlse, at);
     delta_ -= dlse;
   }
 
-  void load_row(const TensorView& t, const Row& row, std::vector<Acc>& to) const {
+  void load_row(const TensorView& t, const Row& row, std::vector<double>& to) const {
     pairs_.rows().elements(t, row_offset(t, row.b, row.h, row.q), t.strides[3], g_.d_v, to.data());
   }
 
@@ -260,7 +263,8 @@ class Search {
     const ErrorLocation of_k = of_key(row, j);
     ErrorLocation at = of_row(row);
     at.kv = j;
-    const auto look_at_key = [&](Kind kind, Kind scale_kind, const TensorView& scales, const std::vector<Acc>& values) {
+    const auto look_at_key = [&](Kind kind, Kind scale_kind, const TensorView& scales,
+                                 const std::vector<double>& values) {
       const auto offset = [&] { return pairs_.rows().key_offset(scales, row.b, g_.kv_head(row.h), j); };
       if (!look_at_scale(scale_kind, scales, offset, of_k)) check_all(kind, values, of_k);
     };
@@ -274,48 +278,47 @@ class Search {
     if (pairs_.functions) look_at_captures(at);
     check_upper(Kind::score, pairs_.score, at);
     if (!backward() || !std::isfinite(lse_)) return;
-    const Acc p = std::exp(pairs_.score - lse_);
+    const double p = number_of(a_, std::exp(pairs_.score - lse_));
     check(Kind::p, p, at);
     if (!reads_values()) return;
-    const Acc dp = std::inner_product(dout_.begin(), dout_.end(), v_.begin(), Acc(0));
+    const double dp = number_of(a_, std::inner_product(dout_.begin(), dout_.end(), v_.begin(), 0.0));
     check(Kind::dp, dp, at);
-    check(Kind::ds, p * (dp - delta_), at);
+    check(Kind::ds, number_of(a_, p * (dp - delta_)), at);
   }
 
   void look_at_captures(ErrorLocation at) {
     const std::optional<ReadElement> read = pairs_.functions->broken_read();
     if (!read) return;
     // -inf hides a key.
-    const bool hides = read->value < 0 && pairs_.score == -std::numeric_limits<Acc>::infinity();
+    const bool hides = read->value < 0 && pairs_.score == -std::numeric_limits<double>::infinity();
     if (hides) return;
     at.tensor = a_.variant.program->captures[static_cast<std::size_t>(read->capture)].name;
     at.index = read->index;
-    add(Kind::captured, static_cast<Acc>(read->value), at);
+    add(Kind::captured, read->value, at);
   }
 
   const InspectedCall& call_;
   const ForwardArgs& a_;
   const Geometry g_;
-  Pairs<Acc> pairs_;
-  std::vector<Acc> v_, o_, dout_;
+  Pairs pairs_;
+  std::vector<double> v_, o_, dout_;
   Made made_ = Made::of_anything;
   bool hidden_ = false;
-  Acc lse_ = 0;
-  Acc delta_ = 0;
+  double lse_ = 0;
+  double delta_ = 0;
   std::array<std::optional<ErrorLocation>, kNames.size()> found_;
 };
 
-template <class Acc>
 void write_probabilities(const ForwardArgs& args, std::int64_t b, std::int64_t h, const TensorView& p) {
   const Geometry geometry = geometry_of(args);
-  Pairs<Acc> pairs(args, geometry, nullptr);
+  Pairs pairs(args, geometry, nullptr);
   std::vector<std::uint8_t> keep(static_cast<std::size_t>(geometry.s_kv), 1);
-  const Acc kept = args.dropout.active() ? static_cast<Acc>(args.dropout.scale()) : Acc(1);
+  const double kept = args.dropout.active() ? args.dropout.scale() : 1.0;
   for (std::int64_t i = 0; i < p.shape[0]; ++i) {
     for (std::int64_t j = 0; j < p.shape[1]; ++j) store_element(p, i * p.strides[0] + j * p.strides[1], 0);
     if (i >= geometry.s_q) continue;
     pairs.take_row(b, h, i);
-    const Acc lse = pairs.lse();
+    const double lse = pairs.lse();
     if (std::isinf(lse)) continue;
     if (args.dropout.active()) {
       args.dropout.row(geometry.head_of_whole(b, h), i, 0, geometry.s_kv, keep.data());
@@ -323,21 +326,17 @@ void write_probabilities(const ForwardArgs& args, std::int64_t b, std::int64_t h
     const std::int64_t end = std::min(geometry.visible_keys(i), p.shape[1]);
     for (std::int64_t j = geometry.first_key(i); j < end; ++j) {
       if (!pairs.take_key(j)) continue;
-      const Acc value = keep[static_cast<std::size_t>(j)] != 0 ? std::exp(pairs.score - lse) * kept : Acc(0);
-      store_element(p, i * p.strides[0] + j * p.strides[1], static_cast<double>(value));
+      const double value = keep[static_cast<std::size_t>(j)] != 0 ? std::exp(pairs.score - lse) * kept : 0.0;
+      store_element(p, i * p.strides[0] + j * p.strides[1], value);
     }
   }
-}
-
-bool computes_in_double(const ForwardArgs& args) {
-  return args.f64 || args.q.dtype == DType::f64;
 }
 
 }  // namespace
 
 std::optional<ErrorLocation> find_cause(const InspectedCall& call, const BrokenResult& result) {
   if (result.made == Made::of_anything) return std::nullopt;
-  return computes_in_double(call.args) ? Search<double>(call).run(result) : Search<float>(call).run(result);
+  return Search(call).run(result);
 }
 
 std::optional<ErrorLocation> first_not_finite(const TensorView& view, bool minus) {
@@ -364,7 +363,7 @@ std::optional<ErrorLocation> first_not_finite(const TensorView& view, bool minus
 }
 
 void probabilities(const ForwardArgs& args, std::int64_t b, std::int64_t h, const TensorView& p) {
-  computes_in_double(args) ? write_probabilities<double>(args, b, h, p) : write_probabilities<float>(args, b, h, p);
+  write_probabilities(args, b, h, p);
 }
 
 }  // namespace fa::reference

@@ -19,15 +19,16 @@
 namespace fa::reference {
 
 /// Rows of the tensors of a forward as numbers, whatever they are stored as.
-template <class Acc>
+template <class Acc, bool kFetches = false>
 class TensorRows {
  public:
-  /// `args` and `fetch` outlive it. With `fetch`, without which the host can read the tensors, threads do not share it.
+  /// `args` and `fetch` outlive it. Without kFetches, or with no `fetch`, the host can read the tensors; else threads
+  /// do not share it.
   explicit TensorRows(const ForwardArgs& args, const Fetch* fetch = nullptr) : a_(args), fetch_(fetch) {}
 
   /// Elements of any tensor, from `offset` on.
   void elements(const TensorView& t, std::int64_t offset, std::int64_t stride, std::int64_t count, Acc* to) const {
-    load(readable(t, offset, stride, count), offset, stride, count, to);
+    load(readable(t, offset, stride, count, buffer_), offset, stride, count, to);
   }
 
   /// A row of q, times its scale.
@@ -52,18 +53,12 @@ class TensorRows {
   }
 
  private:
-  /// `t` with memory of the host where its elements from `offset` on are.
-  TensorView readable(const TensorView& t, std::int64_t offset, std::int64_t stride, std::int64_t count) const {
-    if (fetch_ == nullptr || count == 0) return t;
-    const auto size = static_cast<std::int64_t>(size_of(t.dtype));
-    const std::int64_t reach = (count - 1) * stride;
-    const std::int64_t first = (offset + std::min<std::int64_t>(reach, 0)) * size;
-    buffer_.resize(static_cast<std::size_t>((std::abs(reach) + 1) * size));
-    (*fetch_)(buffer_.data(), static_cast<const std::byte*>(t.data) + first, buffer_.size());
-    TensorView view = t;
-    view.data =
-        reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(buffer_.data()) - static_cast<std::uintptr_t>(first));
-    return view;
+  TensorView readable(const TensorView& t, std::int64_t offset, std::int64_t stride, std::int64_t count,
+                      std::vector<std::byte>& buffer) const {
+    if constexpr (kFetches) {
+      if (fetch_ != nullptr) return fetched(t, offset, stride, count, *fetch_, buffer);
+    }
+    return t;
   }
 
   /// Where q is of 8 bits, NaN codes of e4m3 are NaN. Those of a cache beside wider q stay 480, the value of no other
@@ -84,13 +79,13 @@ class TensorRows {
   /// Of 4 bits: numbers of q's dtype.
   void u4_row(const TensorView& t, const TensorView& scales, std::int64_t b, std::int64_t h, std::int64_t j,
               std::int64_t d, Acc* row) const {
-    const std::int64_t groups = scales.shape[3] / 2, group = d / groups;
-    std::vector<double> pairs(static_cast<std::size_t>(2 * groups));
-    const std::int64_t of_scales = key_offset(scales, b, h, j), offset = key_offset(t, b, h, j);
-    load(readable(scales, of_scales, 1, 2 * groups), of_scales, 1, 2 * groups, pairs.data());
-    const std::byte* const codes = static_cast<const std::byte*>(readable(t, offset, 1, d / 2).data) + offset;
+    const std::int64_t offset = key_offset(t, b, h, j), of_scales = key_offset(scales, b, h, j);
+    const std::int64_t group = 2 * d / scales.shape[3];
+    const TensorView read_scales = readable(scales, of_scales, 1, scales.shape[3], buffer_of_scales_);
+    const std::byte* const codes = static_cast<const std::byte*>(readable(t, offset, 1, d / 2, buffer_).data) + offset;
+    double pair[2] = {};
     for (std::int64_t i = 0; i < d; ++i) {
-      const double* const pair = &pairs[static_cast<std::size_t>(2 * (i / group))];
+      if (i % group == 0) load(read_scales, of_scales + 2 * (i / group), 1, 2, pair);
       row[i] = static_cast<Acc>(round_to(a_.q.dtype, pair[0] * u4_code(codes, i) + pair[1]));
     }
   }
@@ -100,7 +95,7 @@ class TensorRows {
                   Acc* row) const {
     constexpr std::int64_t kCodes = 512, kGroup = 128, kScales = kCodes / kGroup, kBytes = 656;
     const std::int64_t offset = key_offset(given, b, h, j);
-    const TensorView t = readable(given, offset, 1, kBytes);
+    const TensorView t = readable(given, offset, 1, kBytes, buffer_);
     TensorView scales = t, rotary = t;
     scales.data = static_cast<std::byte*>(t.data) + offset + kCodes;
     scales.dtype = DType::f32;
@@ -117,7 +112,7 @@ class TensorRows {
 
   const ForwardArgs& a_;
   const Fetch* fetch_;
-  mutable std::vector<std::byte> buffer_;  // of what was fetched last
+  mutable std::vector<std::byte> buffer_, buffer_of_scales_;  // of what was fetched last
 };
 
 }  // namespace fa::reference

@@ -1,7 +1,5 @@
 #include <fa/error.hpp>
 
-#include <fmt/format.h>
-
 #include <cmath>
 #include <string>
 #include <utility>
@@ -25,22 +23,30 @@ void visit_axes(const ErrorLocation& location, const Visit& visit) {
   }
 }
 
+std::string list_of(const std::vector<std::int64_t>& numbers) {
+  std::string text;
+  for (const std::int64_t number : numbers) text.append(text.empty() ? "" : ", ").append(std::to_string(number));
+  return text;
+}
+
 /// "k[b=0, h=1, kv=17, d=3] is NaN, and reaches o"
 std::string message_of(const ErrorLocation& location) {
   std::string place;
   visit_axes(location, [&](const char* name, std::int64_t index) {
-    place += fmt::format("{}{}={}", place.empty() ? "" : ", ", name, index);
+    place.append(place.empty() ? "" : ", ").append(name).append("=").append(std::to_string(index));
   });
-  const std::string index = location.index.empty() ? "" : fmt::format("[{}] at ", fmt::join(location.index, ", "));
-  const bool alone = location.tensor == location.result;
-  return fmt::format("{}{}[{}] is {}{}", location.tensor, index, place, text_of(location.value),
-                     alone ? ", of finite tensors and scores" : ", and reaches " + location.result);
+  std::string text = location.tensor;
+  if (!location.index.empty()) text.append("[").append(list_of(location.index)).append("]");
+  if (!place.empty()) text.append(location.index.empty() ? "[" : " at [").append(place).append("]");
+  text.append(" is ").append(text_of(location.value));
+  if (location.tensor == location.result) return text + ", of finite tensors and scores";
+  return text.append(", and reaches ").append(location.result);
 }
 
 std::vector<ErrorField> fields_of(const ErrorLocation& location) {
   std::vector<ErrorField> fields{{"tensor", location.tensor}, {"value", text_of(location.value)}};
   visit_axes(location, [&](const char* name, std::int64_t index) { fields.push_back({name, std::to_string(index)}); });
-  if (!location.index.empty()) fields.push_back({"index", fmt::format("{}", fmt::join(location.index, ", "))});
+  if (!location.index.empty()) fields.push_back({"index", list_of(location.index)});
   fields.push_back({"result", location.result});
   return fields;
 }
