@@ -14,6 +14,7 @@
 
 #include <fa/version.h>
 #include <fa/append.hpp>
+#include <fa/debug.hpp>
 #include <fa/device.hpp>
 #include <fa/error.hpp>
 #include <fa/export.hpp>
@@ -196,6 +197,10 @@ struct AttentionConfig {
   /// Kernels that check themselves, for who writes kernels. A wait that does not end is said with its barrier's name,
   /// and ends the kernel with an error; so is an address outside of shared memory. They are slow, nothing is tuned, and
   /// they are stored apart. FA_DEBUG_KERNELS=1 in the environment asks for them too (docs/kernels/debugging.md).
+  ///
+  /// forward and backward then wait for their stream, unless it is being captured, and look at what they have written.
+  /// Where that holds a NaN or an infinity that is none of a contract, they throw Error(not_finite): its location()
+  /// names the first number that led to it. The host device does so too.
   bool debug = false;
   bool host_f64 = false;  ///< host device: accumulate in double also for 16- and 32-bit tensors
   /// Called for every compilation by the thread that compiles, before and after: a program that has finished starting
@@ -267,6 +272,7 @@ struct ForwardOutputs {
   /// the sink where there is one. Optional.
   TensorView lse = {};
   StatisticsOutputs statistics = {};  ///< with AttentionConfig::statistics
+  ProbabilityDump dump = {};          ///< with AttentionConfig::debug, and lse
 };
 
 /// What forward was given and what it computed, and the gradient of a loss with respect to that. All on the Attention's

@@ -71,7 +71,8 @@ enum fa_status {
   FA_OUT_OF_MEMORY = 7,    /* host or device memory ran out, or the given workspace is too small */
   FA_IO = 8,               /* a file could not be read or written */
   FA_CACHE_MISS = 9,       /* FA_COMPILE_NEVER, and no stored kernel serves the problem */
-  FA_INTERNAL = 10         /* a broken invariant of the library: please report it */
+  FA_INTERNAL = 10,        /* a broken invariant of the library: please report it */
+  FA_NOT_FINITE = 11       /* a debug call met a NaN or an infinity: fa_last_error_location says where */
 };
 
 /* Element types. The host device alone accepts FA_F64. Captured tensors and tables alone may be FA_I32. K and V of a
@@ -289,7 +290,9 @@ typedef struct fa_config {
   int32_t v_dtype;
   int32_t invariance; /* enum fa_invariance, of fa_forward: nothing is tuned; refused with accumulate and with fields of
                          `kernel` */
-  int32_t debug; /* nonzero: kernels that check waits and addresses, and say what is wrong; slow, nothing is tuned */
+  /* nonzero: kernels that check waits and addresses, and say what is wrong; slow, nothing is tuned. Calls wait for
+   * their stream, and fail with FA_NOT_FINITE where a result holds a NaN or an infinity that is none of a contract. */
+  int32_t debug;
   /* With a dtype of FA_E4M3 or FA_E5M2, of q, k and v: what o is of, FA_BF16, FA_F16 or FA_E4M3, where has_o_dtype is
    * nonzero; else FA_BF16. An element stands for its value times a scale (fa_forward_inputs.q_scale). Forward only, on
    * Hopper and the host; head dims are multiples of 16 up to 256. */
@@ -498,6 +501,18 @@ typedef struct fa_forward_inputs {
 
 /* What fa_forward writes, whole but for the padding of packed batches. With fa_config.accumulate it is read first, and
  * lse is needed. */
+/* P of one query head, made anew behind a forward with fa_config.debug from q, k and lse, which is given then: O = P V.
+ */
+typedef struct fa_probability_dump {
+  uint32_t struct_size;
+  uint32_t reserved; /* 0 */
+  /* [s_q, s_kv], f32 (f64 for f64), any strides. Of packed batches and over pages any [rows, keys], with 0 where the
+   * sequence has none. */
+  const fa_tensor* p;
+  int64_t b; /* batch entry, sequence or request */
+  int64_t h; /* query head */
+} fa_probability_dump;
+
 typedef struct fa_forward_outputs {
   uint32_t struct_size;
   uint32_t reserved;    /* 0 */
@@ -508,6 +523,7 @@ typedef struct fa_forward_outputs {
   const fa_tensor* max_logit;   /* [b, h_q, s_q] or [h_q, total_q]; [h_q] with max_logit_by_head; -inf without keys */
   const fa_tensor* entropy;     /* [b, h_q, s_q] or [h_q, total_q], in nats; 0 without keys */
   const fa_tensor* column_sums; /* [b, h_q, s_kv], or [b, h_kv, s_kv] of KV heads; of packed batches [h, total_kv] */
+  const fa_probability_dump* dump; /* NULL: none */
 } fa_forward_outputs;
 
 /* What fa_forward was given and what it computed, and the gradient of a loss with respect to that. All are of the
@@ -873,6 +889,27 @@ FA_C_API int fa_dropout_mask(const fa_dropout_state* state, float probability, i
 FA_C_API int fa_last_error_code(void);
 FA_C_API const char* fa_last_error_message(void);
 FA_C_API const char* fa_last_error_field(const char* name);
+
+/* Where a debug call met its first NaN or infinity (docs/kernels/debugging.md). Axes that the tensor does not have are
+ * -1. Of packed batches b is the sequence, and rows and keys count from its first. */
+typedef struct fa_error_location {
+  uint32_t struct_size;
+  int32_t index_count; /* of a captured tensor, or its gradient: axes of `index`; else 0 */
+  /* An input ("q", "k", the name of a capture), something on the way ("score", "p", "dp", "ds"), or a result. */
+  const char* tensor;
+  const char* result; /* the first result that it reached */
+  double value;
+  int64_t b;
+  int64_t h; /* a KV head of k, v, dk and dv */
+  int64_t q;
+  int64_t kv;
+  int64_t d;
+  int64_t index[4]; /* the element; the axes above say for which score it was read */
+} fa_error_location;
+
+/* Of the last failure on the calling thread, if that was FA_NOT_FINITE: else returns FA_INVALID_ARGUMENT, and the last
+ * failure stays what it is. The texts stay valid until the next call that fails on this thread. */
+FA_C_API int fa_last_error_location(fa_error_location* location);
 
 /* "invalid_argument" for FA_INVALID_ARGUMENT, and so on. */
 FA_C_API const char* fa_status_name(int status);

@@ -10,10 +10,10 @@ Kernels for a GPU are compiled at run time by NVRTC, and kept; no compiler, CUDA
 from __future__ import annotations
 
 from . import functions
-from ._errors import Error, InvalidArgument, NoCompiler, OutOfMemory, Unsupported
+from ._errors import Error, InvalidArgument, Location, NoCompiler, NotFinite, OutOfMemory, Unsupported
 from ._library import load, set_log_level, set_nvrtc_path
 from ._version import __version__
 from .arrays import Gradients, attention, gradients, varlen_attention, varlen_gradients
 
-__all__ = ["Error", "Gradients", "InvalidArgument", "NoCompiler", "OutOfMemory", "Unsupported", "__version__", "attention",
+__all__ = ["Error", "Gradients", "InvalidArgument", "Location", "NoCompiler", "NotFinite", "OutOfMemory", "Unsupported", "__version__", "attention",
            "functions", "gradients", "load", "set_log_level", "set_nvrtc_path", "varlen_attention", "varlen_gradients"]

@@ -6,7 +6,7 @@ import ctypes
 from typing import Any
 
 OK, INVALID_ARGUMENT, UNSUPPORTED, NO_DRIVER, NO_COMPILER = 0, 1, 2, 3, 4
-COMPILE_FAILED, CUDA, OUT_OF_MEMORY, IO, CACHE_MISS, INTERNAL = 5, 6, 7, 8, 9, 10
+COMPILE_FAILED, CUDA, OUT_OF_MEMORY, IO, CACHE_MISS, INTERNAL, NOT_FINITE = 5, 6, 7, 8, 9, 10, 11
 
 F16, BF16, F32, F64, I32, E4M3, I8, E5M2, U4X2 = range(9)
 DEVICE_CURRENT, DEVICE_CUDA, DEVICE_HOST = 0, 1, 2
@@ -175,8 +175,23 @@ class ForwardInputs(Struct):
                 ("prefix_count", ctypes.c_uint64), *_many("k_scale v_scale q_scale", _Pointer(Tensor)), *_SHARD]
 
 
+class ProbabilityDump(Struct):
+    _fields_ = [*_HEAD, ("p", _Pointer(Tensor)), *_many("b h", ctypes.c_int64)]
+
+
 class ForwardOutputs(Struct):
-    _fields_ = [*_HEAD, *_many("o lse max_logit entropy column_sums", _Pointer(Tensor))]
+    _fields_ = [*_HEAD, *_many("o lse max_logit entropy column_sums", _Pointer(Tensor)), ("dump", _Pointer(ProbabilityDump))]
+
+
+class ErrorLocation(Struct):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("index_count", ctypes.c_int32),
+        *_many("tensor result", ctypes.c_char_p),
+        ("value", ctypes.c_double),
+        *_many("b h q kv d", ctypes.c_int64),
+        ("index", ctypes.c_int64 * 4),
+    ]
 
 
 class BackwardInputs(Struct):

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, Optional
+
 from . import _abi
 
-_FIELDS = ("argument", "value", "accepted", "column", "log", "options", "call", "result", "command", "tried", "remedy")
+_FIELDS = ("argument", "value", "accepted", "column", "log", "options", "call", "result", "command", "tried", "remedy",
+           "tensor", "b", "h", "q", "kv", "d", "index")
+
+
+class Location(NamedTuple):
+    """Where a debug call met its first NaN or infinity. `tensor` is an input, the name of a capture, something on the way
+    ("score", "p", "dp", "ds"), or a result; `result` is the first one that it reached. Axes that the tensor does not have
+    are -1; h is a KV head of k, v, dk and dv. `index` is the element of a captured tensor."""
+
+    tensor: str
+    value: float
+    b: int
+    h: int
+    q: int
+    kv: int
+    d: int
+    index: tuple[int, ...]
+    result: str
 
 
 class Error(RuntimeError):
@@ -44,8 +63,15 @@ class OutOfMemory(Error):
     code = _abi.OUT_OF_MEMORY
 
 
+class NotFinite(Error, ArithmeticError):
+    """A call with debug kernels met a NaN or an infinity: `location` says where."""
+
+    code = _abi.NOT_FINITE
+    location: Optional[Location] = None
+
+
 _CLASSES: dict[int, type[Error]] = {
-    kind.code: kind for kind in (InvalidArgument, Unsupported, NoCompiler, OutOfMemory)
+    kind.code: kind for kind in (InvalidArgument, Unsupported, NoCompiler, OutOfMemory, NotFinite)
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
 from . import _abi, _nvrtc
-from ._errors import Error, field_names, make_error
+from ._errors import Error, Location, NotFinite, field_names, make_error
 
 _PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent.parent / "build" / "release"
@@ -22,7 +22,7 @@ _STATUS_FUNCTIONS: dict[str, int] = {  # how many arguments
     "fa_append": 3, "fa_schedule": 4, "fa_schedule_size": 3, "fa_merge": 4, "fa_dropout_mask": 7, "fa_set_nvrtc_path": 1,
     "fa_set_log_level": 1, "fa_prepare_shared": 4, "fa_shared_workspace_size": 5,
     "fa_prepare_append": 2, "fa_prepare_merge": 2, "fa_append_kernel_info_get": 3, "fa_merge_kernel_info_get": 3,
-    "fa_find_append_kernel": 4, "fa_find_merge_kernel": 4,
+    "fa_find_append_kernel": 4, "fa_find_merge_kernel": 4, "fa_last_error_location": 1,
 }
 
 
@@ -54,7 +54,17 @@ class Library:
         message = self.fa.fa_last_error_message().decode()
         if status == _abi.NO_COMPILER:
             message = _nvrtc.explain(message, self.nvrtc.report)
-        return make_error(status, message, {name: value for name, value in fields.items() if value})
+        error = make_error(status, message, {name: value for name, value in fields.items() if value})
+        if isinstance(error, NotFinite):
+            error.location = self.last_location()
+        return error
+
+    def last_location(self) -> Optional[Location]:
+        at = _abi.ErrorLocation()
+        if self.fa.fa_last_error_location(ctypes.byref(at)) != _abi.OK:
+            return None
+        index = tuple(at.index[i] for i in range(at.index_count))
+        return Location(at.tensor.decode(), at.value, at.b, at.h, at.q, at.kv, at.d, index, at.result.decode())
 
     def failed(self, status: int, again: Callable[[], int]) -> None:
         """Raises what a status other than OK stands for. Where NVRTC could not be opened, `again` is called once more for

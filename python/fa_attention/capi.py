@@ -50,6 +50,13 @@ def _reference(struct: Any) -> Any:
     return ctypes.pointer(struct) if struct is not None else None
 
 
+def _dump(dump: Optional[tuple[Any, int, int]]) -> Any:
+    if dump is None:
+        return None
+    p, b, h = dump
+    return _reference(_abi.ProbabilityDump(p=_pointer("dump", p), b=int(b), h=int(h)))
+
+
 def sequences(cu_seqlens_q: Any, cu_seqlens_kv: Any, seqused_q: Any = None, seqused_kv: Any = None, max_s_q: int = 0,
               max_s_kv: int = 0) -> _abi.Sequences:
     """Where the sequences of a packed batch lie, by int32 arrays on the attention's device, which it keeps alive:
@@ -317,21 +324,22 @@ class Attention:
                      prefixes: Sequence[_abi.SharedPrefix] = (), k_scale: Any = None,
                      v_scale: Any = None, q_scale: Any = None, place: Optional[_abi.ShardPlace] = None,
                      max_multiprocessors: int = 0, max_logit: Any = None, entropy: Any = None,
-                     column_sums: Any = None) -> Callable[[], None]:
+                     column_sums: Any = None, dump: Optional[tuple[Any, int, int]] = None) -> Callable[[], None]:
         """A callable that queues the same forward again and again; it keeps the arrays alive. captures: arrays or numbers
         by name; tiles: what `mask_tiles` makes; cache: what `paged_cache` makes, with `requests` as sequences; schedule: what
         `bind_schedule` fills for the same lengths; prefixes: levels that `shared_prefix` makes; k_scale, v_scale: float32, of
         the rows of k and v without their last axis, where these are stored in 8 bits. Of 8-bit floats they are [b, h_kv], and
         q_scale [b, h_q, s_q] or [b, h_q]. place: what `shard_place` makes, of a part of a larger attention;
         max_multiprocessors: how many the attention kernel takes at a time, 0 all; max_logit, entropy, column_sums: float32
-        arrays for the statistics that the attention was made with."""
+        arrays for the statistics that the attention was made with; dump: (p, b, h), of an attention made with `debug`: p
+        [s_q, s_kv], float32, gets P of that batch entry and query head."""
         inputs = _abi.ForwardInputs(**_pointers(q=q, k=k, v=v, k_scale=k_scale, v_scale=v_scale, q_scale=q_scale),
                                     **_variants(sequences, dropout, captures, sink, tiles), cache=_reference(cache),
                                     schedule=_reference(schedule), **_prefixes(prefixes), place=_reference(place),
                                     max_multiprocessors=int(max_multiprocessors))
         outputs = _abi.ForwardOutputs(
-            **_pointers(o=o, lse=lse, max_logit=max_logit, entropy=entropy, column_sums=column_sums))
-        keep = (q, k, v, o, lse, max_logit, entropy, column_sums, captures, sink, sequences, dropout, tiles, cache, schedule, list(prefixes), k_scale, v_scale,
+            **_pointers(o=o, lse=lse, max_logit=max_logit, entropy=entropy, column_sums=column_sums), dump=_dump(dump))
+        keep = (q, k, dump, v, o, lse, max_logit, entropy, column_sums, captures, sink, sequences, dropout, tiles, cache, schedule, list(prefixes), k_scale, v_scale,
                 q_scale, place)
         return self._bind("fa_forward", inputs, outputs, stream, workspace, keep)
 

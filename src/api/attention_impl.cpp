@@ -49,6 +49,7 @@ Attention::Impl::Impl(const AttentionConfig& config, Device device) : config_(co
   const bool host = device.kind() == Device::Kind::host;
   api::validate(config_, host);
   functions_ = api::read_functions(config_, host);
+  debug_ = api::wants_debug_kernels(config_);
   api::cache_pack_pins(config_.cache);
   api::tune_sources(config_, api::Operation::forward);
   const double scale = config_.scale ? double{*config_.scale} : 1.0 / std::sqrt(double(config_.head_dim));
@@ -65,6 +66,7 @@ Attention::Impl::Impl(const AttentionConfig& config, Device device) : config_(co
   backward_.emplace(config_, functions_, scale, *context_, store_, *packed_, builds_);
   append_.emplace(config_, *context_, store_);
   merge_.emplace(config_, *context_, store_);
+  if (debug_) inspection_.emplace(config_, functions_, scale, *context_, store_);
 }
 
 CacheCounters Attention::Impl::cache_counters() const {
@@ -87,9 +89,10 @@ void Attention::Impl::forward(const ForwardInputs& inputs, const ForwardOutputs&
   api::check_takes_schedules(config_, inputs.schedule);
   api::check_unscheduled(call.max_multiprocessors, inputs.schedule);
   const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, call.place, inputs);
+  api::check_dump(config_, call, outputs, host_.has_value());
   api::check_disjoint(inputs, outputs);
   if (call.empty && !config_.zero_padding && !config_.statistics.any()) return;
-  if (host_) return host_->forward(call, variant);
+  if (host_) return forward_on_host(call, variant, outputs.dump);
   const driver::ContextScope scope(context_->context());
   if (config_.page_size != 0) {
     packed_->check(call.sequences, call.cache, call.shape, call.k.shape[0], stream);
@@ -109,16 +112,32 @@ void Attention::Impl::forward(const ForwardInputs& inputs, const ForwardOutputs&
     if (sums.defined() && sums.elements() != 0) fill(sums, sums.elements(), 0, stream);
     return;
   }
-  forward_->run(call.shape,
-                {call.q, call.k, call.v, call.o, call.lse, variant.tensors(), call.k_scale, call.v_scale, call.q_scale,
-                 statistics.outputs},
-                api::packed_args(config_, call.sequences, call.dropout, call.cache),
-                api::given_tiles(inputs.tiles, config_, functions_, variant), inputs.schedule, api::shard_of(call),
-                stream, workspace);
+  const plan::ForwardTensors tensors{call.q,       call.k,
+                                     call.v,       call.o,
+                                     call.lse,     variant.tensors(),
+                                     call.k_scale, call.v_scale,
+                                     call.q_scale, statistics.outputs};
+  const api::Shard shard = api::shard_of(call);
+  forward_->run(call.shape, tensors, api::packed_args(config_, call.sequences, call.dropout, call.cache),
+                api::given_tiles(inputs.tiles, config_, functions_, variant), inputs.schedule, shard, stream,
+                workspace);
+  if (!debug_) return;
+  if (outputs.dump.p.defined()) inspection_->dump(call, tensors, shard.place, outputs.dump, stream);
+  inspection_->check(call, variant, stream);
+}
+
+void Attention::Impl::forward_on_host(const api::ForwardCall& call, const api::VariantCall& variant,
+                                      const ProbabilityDump& dump) const {
+  host_->forward(call, variant);
+  if (!debug_ || call.empty) return;
+  const api::Inspection inspection(config_, *host_, call, variant);
+  if (dump.p.defined()) inspection.dump(dump);
+  inspection.check();
 }
 
 void Attention::Impl::forward_shared(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream,
                                      Workspace workspace) {
+  api::check_without_dump(outputs.dump, "nothing with shared prefixes");
   const api::SharedPrefixes& prefixes = shared();
   const api::SharedPrefixes::Call call = prefixes.check(inputs, outputs);
   if (call.empty) return forward(call.own, call.out, stream, workspace);
@@ -157,7 +176,11 @@ void Attention::Impl::backward(const BackwardInputs& inputs, const BackwardOutpu
   const api::BackwardCall call = api::check_backward(config_, inputs, outputs);
   const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, call.place, inputs, outputs);
   api::check_disjoint(inputs, outputs);
-  if (host_) return host_->backward(call, variant);
+  if (host_) {
+    host_->backward(call, variant);
+    if (debug_ && !call.empty) api::Inspection(config_, *host_, call, variant).check();
+    return;
+  }
   const driver::ContextScope scope(context_->context());
   packed_->check(call.sequences, call.shape, stream);
   packed_->clear(call.dq, call.sequences, call.shape, false, 0, stream);
@@ -170,6 +193,7 @@ void Attention::Impl::backward(const BackwardInputs& inputs, const BackwardOutpu
       {call.q, call.k, call.v, call.o, call.dout, call.lse, call.dlse, call.dq, call.dk, call.dv, variant.tensors()},
       api::packed_args(config_, call.sequences, call.dropout),
       api::given_tiles(inputs.tiles, config_, functions_, variant), {}, api::shard_of(call), stream, workspace);
+  if (debug_) inspection_->check(call, variant, stream);
 }
 
 void Attention::Impl::append(const AppendInputs& inputs, Stream stream) {

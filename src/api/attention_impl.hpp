@@ -14,6 +14,7 @@
 #include "api/build_queue.hpp"
 #include "api/device_operation.hpp"
 #include "api/host_attention.hpp"
+#include "api/inspect.hpp"
 #include "api/merge_states.hpp"
 #include "api/operations.hpp"
 #include "api/packed.hpp"
@@ -55,6 +56,8 @@ class Attention::Impl {
   std::size_t mask_tiles_size(api::Operation op, const AttentionShape& wanted) const;
 
  private:
+  void forward_on_host(const api::ForwardCall& call, const api::VariantCall& variant,
+                       const ProbabilityDump& dump) const;
   void check_has(api::Operation op) const {
     if (op == api::Operation::backward) api::check_has_backward(config_);
   }
@@ -62,6 +65,7 @@ class Attention::Impl {
   AttentionConfig config_;
   api::Functions functions_;
   Device device_;
+  bool debug_ = false;                      ///< results are looked at
   std::optional<api::HostAttention> host_;  ///< on the host device; what follows on others
   std::optional<driver::ContextRef> context_;
   std::shared_ptr<cache::Store> store_;
@@ -70,6 +74,7 @@ class Attention::Impl {
   std::optional<api::DeviceOperation<api::BackwardOperation>> backward_;
   std::optional<api::DeviceAppend> append_;
   std::optional<api::DeviceMerge> merge_;
+  std::optional<api::DeviceInspection> inspection_;  ///< of debug calls
   std::mutex shared_mutex_;
   std::optional<api::SharedPrefixes> shared_;  ///< of calls with shared prefixes
   std::atomic<const api::SharedPrefixes*> shared_made_ = nullptr;

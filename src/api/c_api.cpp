@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <new>
 #include <optional>
@@ -392,12 +394,33 @@ const char* fa_last_error_field(const char* name) {
   return "";
 }
 
+int fa_last_error_location(fa_error_location* location) {
+  const fa::LastError& last = fa::last_error();
+  const fa::ErrorLocation* const from = last.error ? last.error->location() : nullptr;
+  if (from == nullptr || location == nullptr || location->struct_size < offsetof(fa_error_location, tensor)) {
+    return FA_INVALID_ARGUMENT;
+  }
+  fa_error_location values{};
+  values.index_count = static_cast<std::int32_t>(from->index.size());
+  values.tensor = from->tensor.c_str();
+  values.result = from->result.c_str();
+  values.value = from->value;
+  values.b = from->b;
+  values.h = from->h;
+  values.q = from->q;
+  values.kv = from->kv;
+  values.d = from->d;
+  std::copy(from->index.begin(), from->index.end(), values.index);
+  fa::api::c::write_struct(location, values);
+  return FA_OK;
+}
+
 const char* fa_status_name(int status) {
   if (status == FA_OK) {
     return "ok";
   }
-  return status < FA_INVALID_ARGUMENT || status > FA_INTERNAL ? "unknown"
-                                                              : fa::to_string(static_cast<fa::ErrorCode>(status));
+  return status < FA_INVALID_ARGUMENT || status > FA_NOT_FINITE ? "unknown"
+                                                                : fa::to_string(static_cast<fa::ErrorCode>(status));
 }
 
 const char* fa_version(void) {

@@ -13,6 +13,7 @@ namespace {
 
 static_assert(FA_INVALID_ARGUMENT == static_cast<int>(ErrorCode::invalid_argument));
 static_assert(FA_INTERNAL == static_cast<int>(ErrorCode::internal));
+static_assert(FA_NOT_FINITE == static_cast<int>(ErrorCode::not_finite));
 static_assert(FA_F64 == static_cast<int>(DType::f64));
 static_assert(FA_I8 == static_cast<int>(DType::i8));
 static_assert(FA_E5M2 == static_cast<int>(DType::e5m2));
@@ -434,11 +435,25 @@ Schedule to_schedule(const fa_schedule_memory* source) {
   return {in.data, in.size};
 }
 
+namespace {
+
+ProbabilityDump to_dump(const fa_probability_dump* source) {
+  if (source == nullptr) {
+    return {};
+  }
+  const fa_probability_dump in = read_struct(source, "dump");
+  require(in.p, "dump.p");
+  return {to_view(in.p, "dump.p"), in.b, in.h};
+}
+
+}  // namespace
+
 ForwardOutputs to_outputs(const fa_forward_outputs* source) {
   const fa_forward_outputs in = read_struct(source, "outputs");
   return {to_view(in.o, "o"),
           to_view(in.lse, "lse"),
-          {to_view(in.max_logit, "max_logit"), to_view(in.entropy, "entropy"), to_view(in.column_sums, "column_sums")}};
+          {to_view(in.max_logit, "max_logit"), to_view(in.entropy, "entropy"), to_view(in.column_sums, "column_sums")},
+          to_dump(in.dump)};
 }
 
 BackwardInputs to_inputs(const fa_backward_inputs* source) {

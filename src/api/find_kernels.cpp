@@ -12,6 +12,7 @@
 #include "api/variants.hpp"
 #include "plan/arch.hpp"
 #include "plan/backward.hpp"
+#include "plan/inspect.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
 #include "plan/schedule.hpp"
@@ -45,6 +46,10 @@ std::vector<KernelInfo> find(const std::vector<plan::Alternatives>& kernels, con
   }
   for (const plan::KernelSpec& spec : api::padding_specs(config, problem.arch)) {
     found.push_back(api::kernel_info(api::choose_kernel({&spec, 1}, *store, supply)));
+  }
+  if (supply.debug) {
+    const plan::KernelSpec scan = plan::scan_results_spec(problem.arch);
+    found.push_back(api::kernel_info(api::choose_kernel({&scan, 1}, *store, supply)));
   }
   return found;
 }

@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -18,14 +21,29 @@
 namespace fa::api {
 namespace {
 
-reference::DropoutMask dropout_mask(const AttentionConfig& config, const DropoutState& state) noexcept {
+/// Numbers in memory of a call's device.
+template <std::size_t kCount, class T>
+std::array<T, kCount> read_numbers(const T* from, const reference::Fetch* fetch) {
+  std::array<T, kCount> numbers;
+  if (fetch != nullptr) {
+    (*fetch)(numbers.data(), from, sizeof numbers);
+  } else {
+    std::copy_n(from, kCount, numbers.begin());
+  }
+  return numbers;
+}
+
+reference::DropoutMask dropout_mask(const AttentionConfig& config, const DropoutState& state,
+                                    const reference::Fetch* fetch) {
   if (config.dropout == 0) return {};
-  const bool in_memory = state.device != nullptr;
-  return {double{config.dropout}, in_memory ? state.device[0] : state.seed, in_memory ? state.device[1] : state.offset};
+  if (state.device == nullptr) return {double{config.dropout}, state.seed, state.offset};
+  const auto [seed, offset] = read_numbers<2>(state.device, fetch);
+  return {double{config.dropout}, seed, offset};
 }
 
 /// A place that memory holds, as kernels read it.
-ShardPlace read_place(const AttentionConfig& config, const AttentionShape& shape, ShardPlace place) {
+ShardPlace read_place(const AttentionConfig& config, const AttentionShape& shape, ShardPlace place,
+                      const reference::Fetch* fetch) {
   if (place.begin == nullptr) return place;
   plan::Problem problem;
   problem.b = shape.b;
@@ -34,7 +52,7 @@ ShardPlace read_place(const AttentionConfig& config, const AttentionShape& shape
   problem.s_q = shape.s_q;
   problem.s_kv = shape.s_kv;
   problem.dropout = config.dropout > 0;
-  const std::int64_t* const given = place.begin;
+  const std::array<std::int64_t, 4> given = read_numbers<4>(place.begin, fetch);
   const kernel::PlaceBegin begin =
       kernel::place_inside(plan::place_params(problem, place), {given[0], given[1], given[2], given[3]});
   place.b = begin.b;
@@ -96,7 +114,8 @@ class HostStatistics {
 }  // namespace
 
 template <class Call, class Args>
-void HostAttention::set_common(const Call& call, const VariantCall& variant, Args* args) const {
+void HostAttention::set_common(const Call& call, const VariantCall& variant, const reference::Fetch* fetch,
+                               Args* args) const {
   args->q = call.q;
   args->k = call.k;
   args->v = call.v;
@@ -105,25 +124,43 @@ void HostAttention::set_common(const Call& call, const VariantCall& variant, Arg
   args->scale = scale_;
   args->causal = config_.causal;
   args->causal_align = config_.causal_align;
-  args->dropout = dropout_mask(config_, call.dropout);
+  args->dropout = dropout_mask(config_, call.dropout, fetch);
   args->variant = variant_args(config_, functions_, variant);
   if (call.place) {
-    const ShardPlace place = read_place(config_, call.shape, *call.place);
+    const ShardPlace place = read_place(config_, call.shape, *call.place, fetch);
     args->variant.place = place;
     args->dropout = args->dropout.part(place.b * place.whole_h_q + place.h_q, place.q, place.kv);
   }
   args->f64 = config_.host_f64 || config_.dtype == DType::f64;
 }
 
-void HostAttention::forward(const ForwardCall& call, const VariantCall& variant) const {
+reference::ForwardArgs HostAttention::forward_args(const ForwardCall& call, const VariantCall& variant,
+                                                   const reference::Fetch* fetch) const {
   reference::ForwardArgs args;
-  set_common(call, variant, &args);
+  set_common(call, variant, fetch, &args);
   args.accumulate = config_.accumulate;
   args.k_scale = call.k_scale;
   args.v_scale = call.v_scale;
   args.q_scale = call.q_scale;
   args.k_scale_of_requests = is_fp8(config_.dtype) && !config_.key_scales;
   args.v_scale_of_requests = is_fp8(config_.dtype) && !config_.value_scales;
+  return args;
+}
+
+reference::BackwardArgs HostAttention::backward_args(const BackwardCall& call, const VariantCall& variant,
+                                                     const reference::Fetch* fetch) const {
+  reference::BackwardArgs args;
+  set_common(call, variant, fetch, &args);
+  args.dout = call.dout;
+  args.dlse = call.dlse;
+  args.dq = call.dq;
+  args.dk = call.dk;
+  args.dv = call.dv;
+  return args;
+}
+
+void HostAttention::forward(const ForwardCall& call, const VariantCall& variant) const {
+  reference::ForwardArgs args = forward_args(call, variant);
   HostStatistics statistics(config_, call, args);
   run(call, args);
   statistics.reduce();
@@ -140,13 +177,7 @@ void HostAttention::run(const ForwardCall& call, const reference::ForwardArgs& a
 }
 
 void HostAttention::backward(const BackwardCall& call, const VariantCall& variant) const {
-  reference::BackwardArgs args;
-  set_common(call, variant, &args);
-  args.dout = call.dout;
-  args.dlse = call.dlse;
-  args.dq = call.dq;
-  args.dk = call.dk;
-  args.dv = call.dv;
+  const reference::BackwardArgs args = backward_args(call, variant);
   if (config_.varlen) check_lengths(call.sequences, call.shape);
   if (!config_.varlen) return reference::backward(args);
   reference::backward(args, call.sequences, config_.zero_padding);

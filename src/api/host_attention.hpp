@@ -6,6 +6,8 @@
 #include "api/problem.hpp"
 #include "api/validate.hpp"
 #include "api/variants.hpp"
+#include "reference/backward.hpp"
+#include "reference/evaluator.hpp"
 #include "reference/forward.hpp"
 
 namespace fa::api {
@@ -22,10 +24,16 @@ class HostAttention {
   void backward(const BackwardCall& call, const VariantCall& variant) const;
   KernelInfo info(Operation operation) const;
 
+  /// What these are calls of the reference with. `fetch` reads what is in memory of a GPU; nullptr: the host can.
+  reference::ForwardArgs forward_args(const ForwardCall& call, const VariantCall& variant,
+                                      const reference::Fetch* fetch = nullptr) const;
+  reference::BackwardArgs backward_args(const BackwardCall& call, const VariantCall& variant,
+                                        const reference::Fetch* fetch = nullptr) const;
+
  private:
   void run(const ForwardCall& call, const reference::ForwardArgs& args) const;
   template <class Call, class Args>
-  void set_common(const Call& call, const VariantCall& variant, Args* args) const;
+  void set_common(const Call& call, const VariantCall& variant, const reference::Fetch* fetch, Args* args) const;
 
   const AttentionConfig& config_;
   const Functions& functions_;

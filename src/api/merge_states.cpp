@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "api/build.hpp"
+#include "api/inspect.hpp"
 #include "api/validate.hpp"
 #include "api/variants.hpp"
 #include "api/views.hpp"
@@ -174,6 +175,7 @@ MergeCall check_merge(const AttentionConfig& config, const MergeInputs& inputs, 
   check_not_fp8(config, "merge");
   check_count(inputs);
   check_without_statistics(outputs.statistics, "nothing of merge");
+  check_without_dump(outputs.dump, "nothing of merge");
   if (inputs.sum) check_sum(inputs, outputs);
   MergeCall call;
   call.sum = inputs.sum;

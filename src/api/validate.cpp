@@ -532,6 +532,7 @@ void check_disjoint(const ForwardInputs& inputs, const ForwardOutputs& outputs) 
   tensors.add_written("max_logit", outputs.statistics.max_logit);
   tensors.add_written("entropy", outputs.statistics.entropy);
   tensors.add_written("column_sums", outputs.statistics.column_sums);
+  tensors.add_written("dump.p", outputs.dump.p);
   tensors.check_disjoint();
 }
 

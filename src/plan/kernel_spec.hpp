@@ -13,6 +13,7 @@
 #include "plan/kernels/append.hpp"
 #include "plan/kernels/column_sums.hpp"
 #include "plan/kernels/helpers.hpp"
+#include "plan/kernels/inspect.hpp"
 #include "plan/kernels/merge_states.hpp"
 #include "plan/kernels/sm80_backward.hpp"
 #include "plan/kernels/sm80_forward.hpp"
@@ -59,6 +60,8 @@ enum class Op : std::uint8_t {
   append,               ///< new keys and values into a cache
   merge,                ///< partial results over different keys
   column_sums,          ///< of P, behind a forward
+  scan_results,         ///< for NaNs and infinities, behind a debug call
+  probabilities,        ///< P of one query head, behind a debug forward
 };
 
 /// What specs of several kernels have. Which of it a kernel depends on, its list of fields says (field.hpp).
@@ -105,7 +108,7 @@ struct KernelSpec : SpecHead {
   using Own = std::variant<Sm80Forward, Sm90Forward, ForwardCombine, Sm80Backward, Sm80BackwardDq, Sm90Backward,
                            Sm90BackwardPair, BackwardPreprocess, BackwardConvert, BackwardReduce, BackwardSink,
                            ClearPadding, RowNorms, Schedule, MaskRows, MaskKeys, Append, MergeStates, AppendStored,
-                           Sm90WideForward, Sm90Fp8Forward, ColumnSumsPass>;
+                           Sm90WideForward, Sm90Fp8Forward, ColumnSumsPass, ScanResults, Probabilities>;
   Own own;
 
   template <class Which>

@@ -1,5 +1,9 @@
 #include "reference/evaluator.hpp"
 
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdlib>
 #include <cstring>
 
 #include "reference/convert.hpp"
@@ -48,6 +52,20 @@ Value element(const TensorView& view, std::int64_t offset) {
 
 }  // namespace
 
+TensorView fetched(const TensorView& t, std::int64_t offset, std::int64_t stride, std::int64_t count,
+                   const Fetch& fetch, std::vector<std::byte>& buffer) {
+  if (count == 0) return t;
+  const auto size = static_cast<std::int64_t>(size_of(t.dtype));
+  const std::int64_t reach = (count - 1) * stride;
+  const std::int64_t first = (offset + std::min<std::int64_t>(reach, 0)) * size;
+  buffer.resize(static_cast<std::size_t>((std::abs(reach) + 1) * size));
+  fetch(buffer.data(), static_cast<const std::byte*>(t.data) + first, buffer.size());
+  TensorView view = t;
+  view.data =
+      reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(buffer.data()) - static_cast<std::uintptr_t>(first));
+  return view;
+}
+
 Evaluator::Evaluator(const Program& program, std::span<const NodeId> roots, const VariantArgs& variant,
                      const Lengths& lengths)
     : program_(program),
@@ -80,8 +98,27 @@ Value Evaluator::load(const Node& node) const {
     return {0, captured.scalar};
   }
   const Operands indices = operands(node);
-  return element(captured.view, CapturedView::offset(
-                                    captured.view, std::span(indices).first(static_cast<std::size_t>(node.operands))));
+  const std::int64_t offset =
+      CapturedView::offset(captured.view, std::span(indices).first(static_cast<std::size_t>(node.operands)));
+  if (fetch_ == nullptr) return element(captured.view, offset);
+  std::vector<std::byte> buffer;
+  return element(fetched(captured.view, offset, 1, 1, *fetch_, buffer), offset);
+}
+
+std::optional<ReadElement> Evaluator::broken_read() const {
+  for (const NodeId id : order_) {
+    const Node& node = program_.graph[id];
+    if (node.op != Op::load || node.type != expression::Type::real || std::isfinite((*this)[id].real)) continue;
+    ReadElement read{node.index, (*this)[id].real};
+    const TensorView& view = captures_[static_cast<std::size_t>(node.index)].view;
+    for (int axis = 0; view.defined() && axis < node.operands; ++axis) {
+      const auto at = static_cast<std::size_t>(axis);
+      const std::int64_t given = (*this)[node.operand[at]].integer;
+      read.index.push_back(view.shape[at] == 1 ? 0 : given);
+    }
+    return read;
+  }
+  return std::nullopt;
 }
 
 Value Evaluator::evaluate(const Node& node, const Point& point) const {

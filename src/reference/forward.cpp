@@ -11,7 +11,7 @@
 #include "reference/geometry.hpp"
 #include "reference/parallel.hpp"
 #include "reference/rows.hpp"
-#include "reference/u4.hpp"
+#include "reference/tensor_rows.hpp"
 
 namespace fa::reference {
 namespace {
@@ -65,7 +65,7 @@ template <class Acc>
 class Forward {
  public:
   Forward(const ForwardArgs& args, const Geometry& geometry)
-      : a_(args), g_(geometry), scale_(static_cast<Acc>(args.scale)) {}
+      : a_(args), g_(geometry), rows_(args), scale_(static_cast<Acc>(args.scale)) {}
 
   void run() const {
     const std::int64_t tiles = (g_.s_q + kTileM - 1) / kTileM;
@@ -145,23 +145,8 @@ class Forward {
     }
   }
 
-  /// Reads a row of q, k or v. Where q is of 8 bits, NaN codes of e4m3 are NaN. Those of a cache beside wider q stay
-  /// 480, the value of no other code.
-  void load_row(const TensorView& t, std::int64_t offset, std::int64_t d, Acc* row) const {
-    load(t, offset, t.strides[3], d, row);
-    if (t.dtype != DType::e4m3 || size_of(a_.q.dtype) != 1) return;
-    std::replace_if(
-        row, row + d, [](Acc x) { return std::abs(x) == Acc(480); }, std::numeric_limits<Acc>::quiet_NaN());
-  }
-
   void load_q(const QueryTile& tile, Scratch<Acc>& s) const {
-    for (std::int64_t i = 0; i < tile.rows; ++i) {
-      load_row(a_.q, row_offset(a_.q, tile.b, tile.h, tile.i0 + i), g_.d_qk, &s.q[i * g_.d_qk]);
-      if (!a_.q_scale.defined()) continue;
-      Acc scale = 1;
-      load(a_.q_scale, row_offset(a_.q_scale, tile.b, tile.h, tile.i0 + i), 1, 1, &scale);
-      for (std::int64_t d = 0; d < g_.d_qk; ++d) s.q[i * g_.d_qk + d] *= scale;
-    }
+    for (std::int64_t i = 0; i < tile.rows; ++i) rows_.query(tile.b, tile.h, tile.i0 + i, g_.d_qk, &s.q[i * g_.d_qk]);
   }
 
   void load_kv(const QueryTile& tile, std::int64_t j0, std::int64_t count, Scratch<Acc>& s) const {
@@ -169,59 +154,10 @@ class Forward {
     // What is hidden from all rows need not be there.
     const std::int64_t hidden = std::max<std::int64_t>(g_.first_key(tile.i0) - j0, 0);
     for (std::int64_t j = hidden; j < count; ++j) {
-      load_key(a_.k, a_.k_scale, tile.b, h, j0 + j, g_.d_qk, s.row.data());
+      rows_.key(a_.k, a_.k_scale, tile.b, h, j0 + j, g_.d_qk, s.row.data());
       for (std::int64_t d = 0; d < g_.d_qk; ++d) s.k[d * kTileN + j] = s.row[d];
-      load_key(a_.v, a_.v_scale, tile.b, h, j0 + j, g_.d_v, &s.v[j * s.width]);
+      rows_.key(a_.v, a_.v_scale, tile.b, h, j0 + j, g_.d_v, &s.v[j * s.width]);
     }
-  }
-
-  /// A row of K or V, times its scale.
-  void load_key(const TensorView& t, const TensorView& scales, std::int64_t b, std::int64_t h, std::int64_t j,
-                std::int64_t d, Acc* row) const {
-    if (t.dtype == DType::u4x2) return load_u4(t, scales, b, h, j, d, row);
-    if (t.dtype == DType::e4m3 && !scales.defined() && size_of(a_.q.dtype) != 1) return load_latent(t, b, h, j, d, row);
-    load_row(t, key_offset(t, b, h, j), d, row);
-    if (!scales.defined()) return;
-    Acc scale = 1;
-    load(scales, key_offset(scales, b, h, j), 1, 1, &scale);
-    for (std::int64_t i = 0; i < d; ++i) row[i] *= scale;
-  }
-
-  /// Likewise of 4 bits: numbers of q's dtype.
-  void load_u4(const TensorView& t, const TensorView& scales, std::int64_t b, std::int64_t h, std::int64_t j,
-               std::int64_t d, Acc* row) const {
-    const std::byte* const codes = static_cast<const std::byte*>(t.data) + key_offset(t, b, h, j);
-    const std::int64_t group = 2 * d / scales.shape[3];
-    double pair[2] = {};
-    for (std::int64_t i = 0; i < d; ++i) {
-      if (i % group == 0) load(scales, key_offset(scales, b, h, j) + 2 * (i / group), 1, 2, pair);
-      row[i] = static_cast<Acc>(round_to(a_.q.dtype, pair[0] * u4_code(codes, i) + pair[1]));
-    }
-  }
-
-  /// The first d columns of a latent row (docs/mla.md): 512 codes, a scale of each 128, and columns of bf16.
-  void load_latent(const TensorView& t, std::int64_t b, std::int64_t h, std::int64_t j, std::int64_t d,
-                   Acc* row) const {
-    constexpr std::int64_t kCodes = 512, kGroup = 128, kScales = kCodes / kGroup;
-    const std::int64_t offset = key_offset(t, b, h, j);
-    TensorView scales = t, rotary = t;
-    scales.data = static_cast<std::byte*>(t.data) + offset + kCodes;
-    scales.dtype = DType::f32;
-    rotary.data = static_cast<std::byte*>(scales.data) + kScales * sizeof(float);
-    rotary.dtype = DType::bf16;
-    double scale[kScales] = {};
-    load(scales, 0, 1, kScales, scale);
-    load(t, offset, 1, std::min(d, kCodes), row);
-    for (std::int64_t i = 0; i < std::min(d, kCodes); ++i) {
-      row[i] = static_cast<Acc>(round_to(a_.q.dtype, scale[i / kGroup] * static_cast<double>(row[i])));
-    }
-    if (d > kCodes) load(rotary, 0, 1, d - kCodes, row + kCodes);
-  }
-
-  std::int64_t key_offset(const TensorView& keys, std::int64_t b, std::int64_t h, std::int64_t j) const {
-    if (a_.paged.entries == nullptr) return row_offset(keys, a_.paged.row >= 0 ? a_.paged.row : b, h, j);
-    const std::int64_t page_size = keys.shape[2];
-    return row_offset(keys, a_.paged.entries[j / page_size * a_.paged.stride], h, j % page_size);
   }
 
   /// Adds the keys from `first` to before `visible` of the tile that starts at `point` to row i of the online softmax.
@@ -379,6 +315,7 @@ class Forward {
 
   const ForwardArgs& a_;
   const Geometry& g_;
+  const TensorRows<Acc> rows_;
   const Acc scale_;
 };
 

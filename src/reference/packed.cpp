@@ -109,31 +109,37 @@ class VariantSums {
 
 }  // namespace
 
+ForwardArgs call_of_sequence(const ForwardArgs& args, const PackedSequences& sequences, std::int64_t i) {
+  const Span rows = span_of(sequences.cu_seqlens_q, sequences.seqused_q, i);
+  const Span keys = span_of(sequences.cu_seqlens_kv, sequences.seqused_kv, i);
+  ForwardArgs part = args;
+  part.q = rows_of(args.q, rows);
+  part.k = rows_of(args.k, keys);
+  part.v = rows_of(args.v, keys);
+  part.o = rows_of(args.o, rows);
+  part.lse = rows_of(args.lse, rows);
+  part.q_scale = rows_of(args.q_scale, rows);
+  part.statistics.max_logit = rows_of(args.statistics.max_logit, rows);
+  part.statistics.entropy = rows_of(args.statistics.entropy, rows);
+  part.statistics.column_sums = rows_of(args.statistics.column_sums, keys);
+  part.k_scale = scales_of(args.k_scale, i, keys);
+  part.v_scale = scales_of(args.v_scale, i, keys);
+  part.dropout = args.dropout.part(i * args.q.shape[1], 0, 0);
+  part.variant.place.b = i;
+  return part;
+}
+
 void forward(const ForwardArgs& args, const PackedSequences& sequences, bool clear) {
-  for (std::int64_t i = 0; i < sequences.b; ++i) {
-    const Span rows = span_of(sequences.cu_seqlens_q, sequences.seqused_q, i);
-    const Span keys = span_of(sequences.cu_seqlens_kv, sequences.seqused_kv, i);
-    ForwardArgs part = args;
-    part.q = rows_of(args.q, rows);
-    part.k = rows_of(args.k, keys);
-    part.v = rows_of(args.v, keys);
-    part.o = rows_of(args.o, rows);
-    part.lse = rows_of(args.lse, rows);
-    part.q_scale = rows_of(args.q_scale, rows);
-    part.statistics.max_logit = rows_of(args.statistics.max_logit, rows);
-    part.statistics.entropy = rows_of(args.statistics.entropy, rows);
-    part.statistics.column_sums = rows_of(args.statistics.column_sums, keys);
-    part.k_scale = scales_of(args.k_scale, i, keys);
-    part.v_scale = scales_of(args.v_scale, i, keys);
-    part.dropout = args.dropout.part(i * args.q.shape[1], 0, 0);
-    part.variant.place.b = i;
-    forward(part);
-  }
+  for (std::int64_t i = 0; i < sequences.b; ++i) forward(call_of_sequence(args, sequences, i));
   if (clear) clear_padding(args, sequences);
 }
 
 TensorView rows_of_sequence(const TensorView& view, const PackedSequences& sequences, std::int64_t i) {
   return rows_of(view, span_of(sequences.cu_seqlens_q, sequences.seqused_q, i));
+}
+
+TensorView keys_of_sequence(const TensorView& view, const PackedSequences& sequences, std::int64_t i) {
+  return rows_of(view, span_of(sequences.cu_seqlens_kv, sequences.seqused_kv, i));
 }
 
 void clear_padding(const ForwardArgs& args, const PackedSequences& sequences) {

@@ -18,10 +18,14 @@ void backward(const BackwardArgs& args, const PackedSequences& sequences, bool c
 /// The rows of q, o or lse that sequence `i` has.
 TensorView rows_of_sequence(const TensorView& view, const PackedSequences& sequences, std::int64_t i);
 
+/// Likewise of k and v.
+TensorView keys_of_sequence(const TensorView& view, const PackedSequences& sequences, std::int64_t i);
+
 /// What `clear` asks for.
 void clear_padding(const ForwardArgs& args, const PackedSequences& sequences);
 
-/// The part of such a call that is sequence `i`, which adds to the gradients of captures and sinks.
+/// The part of such a call that is sequence `i`. That of a backward adds to the gradients of captures and sinks.
+ForwardArgs call_of_sequence(const ForwardArgs& args, const PackedSequences& sequences, std::int64_t i);
 BackwardArgs call_of_sequence(const BackwardArgs& args, const PackedSequences& sequences, std::int64_t i);
 
 }  // namespace fa::reference

@@ -42,24 +42,27 @@ PagedKeys keys_of(const PackedSequences& sequences, const PagedCache& cache, std
 
 }  // namespace
 
-void forward(const ForwardArgs& args, const PackedSequences& sequences, const PagedCache& cache, bool clear) {
+ForwardArgs call_of_request(const ForwardArgs& args, const PackedSequences& sequences, const PagedCache& cache,
+                            std::int64_t i) {
   const bool packed = sequences.cu_seqlens_q != nullptr;
-  for (std::int64_t i = 0; i < sequences.b; ++i) {
-    ForwardArgs part = args;
-    for (TensorView ForwardArgs::*tensor : {&ForwardArgs::q, &ForwardArgs::o, &ForwardArgs::lse}) {
-      part.*tensor = packed ? rows_of_sequence(args.*tensor, sequences, i) : entry_of(args.*tensor, i);
-    }
-    for (TensorView RowStatistics::*tensor : {&RowStatistics::max_logit, &RowStatistics::entropy}) {
-      const TensorView& whole = args.statistics.*tensor;
-      part.statistics.*tensor = packed ? rows_of_sequence(whole, sequences, i) : entry_of(whole, i);
-    }
-    part.q_scale = packed ? rows_of_sequence(args.q_scale, sequences, i) : entry_of(args.q_scale, i);
-    if (args.k_scale_of_requests) part.k_scale = of_any_page(entry_of(args.k_scale, i));
-    if (args.v_scale_of_requests) part.v_scale = of_any_page(entry_of(args.v_scale, i));
-    part.paged = keys_of(sequences, cache, i);
-    part.variant.place.b = i;
-    forward(part);
+  ForwardArgs part = args;
+  for (TensorView ForwardArgs::*tensor : {&ForwardArgs::q, &ForwardArgs::o, &ForwardArgs::lse}) {
+    part.*tensor = packed ? rows_of_sequence(args.*tensor, sequences, i) : entry_of(args.*tensor, i);
   }
+  for (TensorView RowStatistics::*tensor : {&RowStatistics::max_logit, &RowStatistics::entropy}) {
+    const TensorView& whole = args.statistics.*tensor;
+    part.statistics.*tensor = packed ? rows_of_sequence(whole, sequences, i) : entry_of(whole, i);
+  }
+  part.q_scale = packed ? rows_of_sequence(args.q_scale, sequences, i) : entry_of(args.q_scale, i);
+  if (args.k_scale_of_requests) part.k_scale = of_any_page(entry_of(args.k_scale, i));
+  if (args.v_scale_of_requests) part.v_scale = of_any_page(entry_of(args.v_scale, i));
+  part.paged = keys_of(sequences, cache, i);
+  part.variant.place.b = i;
+  return part;
+}
+
+void forward(const ForwardArgs& args, const PackedSequences& sequences, const PagedCache& cache, bool clear) {
+  for (std::int64_t i = 0; i < sequences.b; ++i) forward(call_of_request(args, sequences, cache, i));
   if (clear) clear_padding(args, sequences);
 }
 

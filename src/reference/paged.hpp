@@ -13,6 +13,10 @@ namespace fa::reference {
 /// cu_seqlens_q packed as in packed.hpp. Lengths and table were checked. What no row sees is not read.
 void forward(const ForwardArgs& args, const PackedSequences& sequences, const PagedCache& cache, bool clear);
 
+/// The part of such a call that is request `i`.
+ForwardArgs call_of_request(const ForwardArgs& args, const PackedSequences& sequences, const PagedCache& cache,
+                            std::int64_t i);
+
 }  // namespace fa::reference
 
 #endif  // FA_SRC_REFERENCE_PAGED_HPP_

@@ -14,6 +14,8 @@
 #include <common/merge_states_params.cuh>
 #include <common/padding_params.cuh>
 #include <common/place_params.cuh>
+#include <common/probabilities_params.cuh>
+#include <common/scan_results_params.cuh>
 #include <common/stored_params.cuh>
 #include <common/variant_params.cuh>
 #include <fa/error.hpp>
@@ -44,7 +46,10 @@ using kernel::MaskTilesParams;
 using kernel::MergeStatesParams;
 using kernel::PaddingParams;
 using kernel::PlaceParams;
+using kernel::ProbabilitiesParams;
 using kernel::ScaleParams;
+using kernel::ScannedResult;
+using kernel::ScanResultsParams;
 using kernel::Sm90BackwardParams;
 using kernel::Sm90BackwardVariantParams;
 using kernel::Sm90ForwardParams;
@@ -235,6 +240,19 @@ std::string fp8_layout() {
          scales.text() + LayoutAsserts("Sm90Fp8Params", sizeof(Sm90Fp8Params)).text();
 }
 
+std::string scan_results_layout() {
+  LayoutAsserts result("ScannedResult", sizeof(ScannedResult));
+  result.field("stride_b", offsetof(ScannedResult, stride_b));
+  result.field("bytes", offsetof(ScannedResult, bytes));
+  LayoutAsserts asserts("ScanResultsParams", sizeof(ScanResultsParams));
+  asserts.field("found", offsetof(ScanResultsParams, found));
+  return result.text() + asserts.text();
+}
+
+std::string probabilities_layout() {
+  return row_norms_layout() + LayoutAsserts("ProbabilitiesParams", sizeof(ProbabilitiesParams)).text();
+}
+
 constexpr Layout kLayouts[] = {
     {"ForwardParams", forward_layout},
     {"Sm90ForwardParams", sm90_forward_layout},
@@ -248,11 +266,14 @@ constexpr Layout kLayouts[] = {
     {"AppendParams", append_layout},
     {"MergeStatesParams", merge_states_layout},
     {"AppendStoredParams", append_stored_layout},
+    {"ScanResultsParams", scan_results_layout},
+    {"ProbabilitiesParams", probabilities_layout},
 };
 
 /// Besides, of what they are launched with where a spec has variants.
 constexpr Layout kVariantLayouts[] = {
     {"Sm90Fp8Params", [] { return std::string(); }},
+    {"ProbabilitiesParams", [] { return std::string(); }},
     {"ForwardStoredParams", stored_layout},
     {"ForwardVariantParams", [] { return variant_layout("ForwardVariantParams", sizeof(ForwardVariantParams)); }},
     {"Sm90ForwardVariantParams",

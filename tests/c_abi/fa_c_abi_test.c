@@ -1137,6 +1137,46 @@ static void test_version(void) {
   CHECK(FA_VERSION_NUMBER == (FA_VERSION_MAJOR * 100 + FA_VERSION_MINOR) * 100 + FA_VERSION_PATCH);
 }
 
+/* A debug call writes P of a head, and says which number is broken. */
+static void test_debug(void) {
+  static float p[S_Q * S_KV];
+  fa_config config = default_config();
+  config.debug = 1;
+  fa_attention* attention = NULL;
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK);
+  fa_tensor tq = tensor4(q, B, H_Q, S_Q, D), tk = tensor4(k, B, H_KV, S_KV, D), tv = tensor4(v, B, H_KV, S_KV, D);
+  fa_tensor to = tensor4(o, B, H_Q, S_Q, D), tl = tensor4(lse, B, H_Q, S_Q, 0), tp = tensor4(p, S_Q, S_KV, 0, 0);
+  tl.rank = 3;
+  tp.rank = 2;
+  fa_probability_dump dump = {.struct_size = sizeof dump, .p = &tp, .b = B - 1, .h = H_Q - 1};
+  fa_forward_inputs inputs = {.struct_size = sizeof inputs, .q = &tq, .k = &tk, .v = &tv};
+  fa_forward_outputs outputs = {.struct_size = sizeof outputs, .o = &to, .lse = &tl, .dump = &dump};
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  for (int i = 0; i < S_Q; ++i) {
+    double sum = 0;
+    for (int j = 0; j < S_KV; ++j) sum += p[i * S_KV + j];
+    CHECK(fabs(sum - 1) < 1e-5);
+  }
+  fa_error_location location = {.struct_size = sizeof location};
+  dump.h = H_Q;
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "dump.h") == 0);
+  CHECK(fa_last_error_location(&location) == FA_INVALID_ARGUMENT);
+  CHECK(fa_last_error_location(NULL) == FA_INVALID_ARGUMENT);
+  outputs.dump = NULL;
+  const float kept = v[D + 3];
+  v[D + 3] = NAN;
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_NOT_FINITE);
+  CHECK(strcmp(fa_status_name(FA_NOT_FINITE), "not_finite") == 0);
+  CHECK(strcmp(fa_last_error_field("tensor"), "v") == 0);
+  CHECK(fa_last_error_location(&location) == FA_OK);
+  CHECK(strcmp(location.tensor, "v") == 0 && strcmp(location.result, "o") == 0 && isnan(location.value));
+  CHECK(location.b == 0 && location.h == 0 && location.q == -1 && location.kv == 1 && location.d == 3);
+  CHECK(location.index_count == 0);
+  v[D + 3] = kept;
+  fa_destroy(attention);
+}
+
 int main(void) {
   CHECK(fa_last_error_code() == FA_OK);
   CHECK(strcmp(fa_last_error_message(), "") == 0);
@@ -1165,6 +1205,7 @@ int main(void) {
   test_variants();
   test_pages();
   test_cache();
+  test_debug();
   test_log();
   if (failures == 0) puts("c_abi: all checks passed");
   return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -2,7 +2,8 @@
 // `kernels_<i>.cpp`, those with functions and the like in `variants_<i>.cpp`, those over pages in `paged_<i>.cpp`,
 // appends in `append_<i>.cpp`, merges in `merge_<i>.cpp`, and the mutated ones in `mutants_<i>.cpp`. Those with a fixed
 // split size, and their mutants, are in `invariant_<i>.cpp`; those of 8-bit floats and theirs in `fp8_<i>.cpp`; those
-// of parts of larger attentions and theirs in `shard_<i>.cpp`, those with statistics in `statistics_<i>.cpp`.
+// of parts of larger attentions and theirs in `shard_<i>.cpp`, those with statistics, and of debug calls, in
+// `statistics_<i>.cpp`.
 
 #include <filesystem>
 #include <fstream>
@@ -17,6 +18,7 @@
 
 #include "emulator/append_specs.hpp"
 #include "emulator/fp8_specs.hpp"
+#include "emulator/inspect_specs.hpp"
 #include "emulator/invariance_specs.hpp"
 #include "emulator/merge_specs.hpp"
 #include "emulator/mutations.hpp"
@@ -228,14 +230,18 @@ std::string shard_file(const fs::path& folder, std::size_t file, std::size_t fil
 }
 
 std::string statistics_file(const fs::path& folder, std::size_t file, std::size_t files) {
-  std::string text =
-      "#include <emulator/instructions.hpp>\n" + kernels_file(emulator::all_statistics_specs(), file, files);
-  const std::vector<emulator::StatisticsMutation>& all = emulator::statistics_mutations();
-  for (std::size_t i = file; i < all.size(); i += files) {
-    const KernelSpec subject = emulator::subject_of(all[i]);
-    text += mutant({all[i].name, all[i].before, all[i].after, {subject}, {}, all[i].count, all[i].header},
-                   folder / "statistics_mutants");
-  }
+  std::vector<KernelSpec> specs = emulator::all_statistics_specs();
+  for (const KernelSpec& spec : emulator::all_inspect_specs()) specs.push_back(spec);
+  std::string text = "#include <emulator/instructions.hpp>\n" + kernels_file(specs, file, files);
+  const auto add = [&](const std::vector<emulator::StatisticsMutation>& all, const auto& subject_of_mutation) {
+    for (std::size_t i = file; i < all.size(); i += files) {
+      const KernelSpec subject = subject_of_mutation(all[i]);
+      text += mutant({all[i].name, all[i].before, all[i].after, {subject}, {}, all[i].count, all[i].header},
+                     folder / "statistics_mutants");
+    }
+  };
+  add(emulator::statistics_mutations(), [](const emulator::StatisticsMutation& of) { return subject_of(of); });
+  add(emulator::inspect_mutations(), emulator::inspected_subject_of);
   return text;
 }
 

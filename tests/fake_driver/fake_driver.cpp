@@ -141,6 +141,23 @@ CUresult stream_is_capturing(CUstream, CUstreamCaptureStatus* status) {
   return CUDA_SUCCESS;
 }
 
+std::map<std::uintptr_t, std::vector<std::byte>>& contents() {
+  static std::map<std::uintptr_t, std::vector<std::byte>> all;
+  return all;
+}
+
+CUresult copy_to_host(void* to, CUdeviceptr from, std::size_t bytes) {
+  auto next = contents().upper_bound(from);
+  if (next == contents().begin()) return CUDA_SUCCESS;
+  const auto& [base, memory] = *--next;
+  const std::size_t offset = from - base;
+  if (offset + bytes <= memory.size()) std::memcpy(to, memory.data() + offset, bytes);
+  return CUDA_SUCCESS;
+}
+CUresult copy_to_host_async(void* to, CUdeviceptr from, std::size_t bytes, CUstream) {
+  return copy_to_host(to, from, bytes);
+}
+
 std::vector<fake_driver::StreamCall>& stream_calls() {
   static std::vector<fake_driver::StreamCall> all;
   return all;
@@ -316,6 +333,8 @@ const std::map<std::string_view, void*>& functions() {
     set("cuStreamQuery", &stream_query);
     set("cuStreamSynchronize", &succeed<CUstream>);
     set("cuEventQuery", &event_query);
+    set("cuMemcpyDtoH", &copy_to_host);
+    set("cuMemcpyDtoHAsync", &copy_to_host_async);
     set("cuMemcpyDtoDAsync", &copy);
     set("cuMemcpy2DAsync", &copy_2d);
     set("cuMemsetD2D8Async", &set_2d_8);
@@ -352,6 +371,10 @@ __attribute__((visibility("default"))) std::vector<fake_driver::Launch>& fa_fake
 
 __attribute__((visibility("default"))) std::vector<fake_driver::StreamCall>& fa_fake_driver_stream_calls() {
   return stream_calls();
+}
+
+__attribute__((visibility("default"))) std::map<std::uintptr_t, std::vector<std::byte>>& fa_fake_driver_contents() {
+  return contents();
 }
 
 __attribute__((visibility("default"))) std::atomic<bool>& fa_fake_driver_done() {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,10 @@ using GetHandles = Handles& (*)();
 inline constexpr const char* kHandles = "fa_fake_driver_handles";
 using Capturing = std::atomic<bool>& (*)();
 inline constexpr const char* kCapturing = "fa_fake_driver_capturing";
+
+/// Memory by its address, from which copies to the host take what they copy; else they leave the host's memory alone.
+using Contents = std::map<std::uintptr_t, std::vector<std::byte>>& (*)();
+inline constexpr const char* kContents = "fa_fake_driver_contents";
 
 /// What the library exports under kLaunches: all launches so far, which the caller may clear.
 using Launches = std::vector<Launch>& (*)();

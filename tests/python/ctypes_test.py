@@ -427,6 +427,25 @@ def rows_of(cache):
     return {row: value for row, value in enumerate(first) if value != 0}
 
 
+def test_debug(library):
+    """P of a head sums to 1, and a broken number is named."""
+    attention = capi.Attention(library, 8, "torch.float32", debug=True, device=(capi.DEVICE_HOST, 0))
+    q, k = Tensor((1, 2, 3, 8)), Tensor((1, 1, 5, 8))
+    o, lse, p = Tensor((1, 2, 3, 8)), Tensor((1, 2, 3)), Tensor((3, 5))
+    attention.bind_forward(q, k, Tensor((1, 1, 5, 8)), o, lse, dump=(p, 0, 1))()
+    check(all(abs(x - 0.2) < 1e-6 for x in p.values()), f"P is equal weights: {p.values()}")
+    broken = Tensor((1, 1, 5, 8), [0.0] * 19 + [float("nan")] + [0.0] * 20)
+    try:
+        attention.bind_forward(q, k, broken, o, lse)()
+        check(False, "a NaN is refused")
+    except fa_attention.NotFinite as error:
+        at = error.location
+        check((at.tensor, at.b, at.h, at.q, at.kv, at.d, at.index, at.result) == ("v", 0, 0, -1, 2, 3, (), "o"),
+              f"it is named: {at}")
+        check(error.fields["kv"] == "2" and error.fields["tensor"] == "v", f"its fields, too: {error.fields}")
+    refused(fa_attention.InvalidArgument, attention.bind_forward(q, k, k, o, lse, dump=(p, 0, 2)), "dump.h")
+
+
 def main():
     library = capi.load()
     check(library.version() == fa_attention.__version__, "the version of the package is that of the library")
@@ -444,6 +463,7 @@ def main():
     test_merge(library)
     test_places(library)
     test_value_in_key(library)
+    test_debug(library)
     test_ranks(library)
     print("ctypes: " + (f"{len(failures)} checks failed" if failures else "all checks passed"))
     sys.exit(1 if failures else 0)

@@ -48,6 +48,7 @@ struct RunOptions {
   VariantOptions variant;
   Statistics statistics;
   bool debug = false;
+  std::vector<std::int32_t> dump_p;
   bool verify = false;
   bool json = false;
   bool force = false;
@@ -165,6 +166,13 @@ RunInputs read_inputs(RunOptions* options) {
   inputs.cumulative_q = cumulative(options->lengths);
   inputs.cumulative_kv = cumulative(lengths_kv);
   inputs.dropout = options->dropout_state;
+  if (!options->dump_p.empty()) {
+    if (options->dump_p.size() != 2) {
+      support::throw_invalid("--dump-p", fmt::format("{} numbers", options->dump_p.size()),
+                             "two: batch entry and head");
+    }
+    inputs.dump = RunDump{options->dump_p[0], options->dump_p[1]};
+  }
   inputs.cache = read_cache(file, *options, inputs);
   if (inputs.packed() && inputs.q.shape.size() != 3) {
     support::throw_invalid("q", fmt::format("a tensor of rank {}", inputs.q.shape.size()), "[total, h, d]");
@@ -273,6 +281,7 @@ struct DeviceTensors {
     if (inputs->dlse) dlse.emplace(&*inputs->dlse);
     if (outputs->gradients) gradients.emplace(&*outputs->gradients);
     for (auto& [name, tensor] : outputs->statistics) statistics.try_emplace(name, &tensor);
+    dump = outputs->dump;
     for (auto& [name, tensor] : inputs->captures) captures.try_emplace(name, &tensor);
     if (inputs->sink) sink.emplace(&*inputs->sink);
     if (inputs->cache) cache.emplace(&*inputs->cache);
@@ -314,6 +323,7 @@ struct DeviceTensors {
   std::optional<Cache> cache;
   std::map<std::string, DeviceTensor> captures, statistics;
   std::optional<Gradients> gradients;
+  std::optional<RunDump> dump;
 };
 
 /// Milliseconds that the work which `queue` queues takes on the GPU.
@@ -523,7 +533,7 @@ void add_lengths(CLI::App& command, const std::string& name, std::vector<std::in
       std::int32_t length = 0;
       const auto [rest, problem] = std::from_chars(text.data() + begin, text.data() + end, length);
       if (problem != std::errc() || rest != text.data() + end || length < 0) {
-        support::throw_invalid(name, "'" + text + "'", "lengths from 0 on, separated by commas");
+        support::throw_invalid(name, "'" + text + "'", "numbers from 0 on, separated by commas");
       }
       lengths->push_back(length);
       begin = end + 1;
@@ -561,7 +571,10 @@ void add_run(CLI::App& app, int* exit_code) {
   command->add_option("--seed", options->dropout_state.seed, "Seed of the dropout's mask")->check(whole_number());
   command->add_option("--offset", options->dropout_state.offset, "Offset of the dropout's mask")->check(whole_number());
   command->add_flag("--verify", options->verify, "Compare with float64 on the host, and fail beyond rounding error");
-  command->add_flag("--debug", options->debug, "On a GPU: kernels that check themselves, as FA_DEBUG_KERNELS=1");
+  command->add_flag("--debug", options->debug,
+                    "Kernels that check themselves, as FA_DEBUG_KERNELS=1, and name the first NaN or infinity");
+  add_lengths(*command, "--dump-p", &options->dump_p,
+              "B,H: write P of batch entry (or sequence) B and query head H, too, as p; with --debug");
   command->add_flag("--force", options->force, "Replace the input where it is the output too");
   command->add_flag("--json", options->json, "Print JSON");
   add_variant_options(*command, &options->variant);

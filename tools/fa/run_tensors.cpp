@@ -1,6 +1,8 @@
 #include "run_tensors.hpp"
 
+#include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -52,6 +54,27 @@ void add_statistics(const AttentionConfig& config, const RunInputs& inputs, cons
   outputs->statistics["column_sums"] = make_tensor(dtype, keys);
 }
 
+/// Of a packed batch, and over a cache, of its sequence alone.
+void add_dump(const RunInputs& inputs, RunOutputs* outputs) {
+  if (!inputs.dump) return;
+  const AttentionShape shape = shape_of(inputs);
+  const std::int64_t b = inputs.dump->b;
+  const bool there = b >= 0 && b < shape.b;  // else the call is refused
+  const auto length = [&](const std::vector<std::int32_t>& sums) -> std::int64_t {
+    const auto at = static_cast<std::size_t>(b);
+    return there ? sums[at + 1] - sums[at] : 0;
+  };
+  std::int64_t rows = inputs.packed() ? length(inputs.cumulative_q) : shape.s_q;
+  std::int64_t keys = inputs.packed() && !inputs.cache ? length(inputs.cumulative_kv) : shape.s_kv;
+  if (inputs.cache && there) {
+    std::int32_t used = 0;
+    std::memcpy(&used, inputs.cache->seqused_kv.bytes.data() + static_cast<std::size_t>(b) * sizeof used, sizeof used);
+    keys = std::clamp<std::int64_t>(used, 0, shape.s_kv);
+  }
+  outputs->statistics["p"] = make_tensor(outputs->lse.dtype, {rows, keys});
+  outputs->dump = inputs.dump;
+}
+
 }  // namespace
 
 RunOutputs make_outputs(const AttentionConfig& config, const RunInputs& inputs) {
@@ -65,6 +88,7 @@ RunOutputs make_outputs(const AttentionConfig& config, const RunInputs& inputs) 
   rows.push_back(inputs.v.shape.back());
   outputs.o = make_tensor(dtype, rows);
   add_statistics(config, inputs, statistic, &outputs);
+  add_dump(inputs, &outputs);
   if (inputs.dout) {
     outputs.gradients = RunGradients{make_tensor(dtype, inputs.q.shape),
                                      make_tensor(dtype, inputs.k.shape),

@@ -22,6 +22,12 @@ struct RunCache {
   std::optional<tools::Tensor> batch_index = std::nullopt;
 };
 
+/// Whose P is written: batch entry and query head.
+struct RunDump {
+  std::int64_t b = 0;
+  std::int64_t h = 0;
+};
+
 /// What `fa run` reads: [b, h, s, d] or [b, s, d]; dlse without the last axis. With dout it computes gradients too. Of
 /// a packed batch: [total, h, d], dlse [h, total]. With a cache, k and v are pools of pages, or its rows.
 struct RunInputs {
@@ -36,6 +42,7 @@ struct RunInputs {
   std::vector<std::int32_t> cumulative_kv = {};
   DropoutState dropout = {};
   std::optional<RunCache> cache = std::nullopt;
+  std::optional<RunDump> dump = std::nullopt;
 
   bool packed() const noexcept { return !cumulative_q.empty(); }
   /// With the arrays of this host, or copies of them.
@@ -55,8 +62,10 @@ struct RunGradients {
 struct RunOutputs {
   tools::Tensor o;
   tools::Tensor lse;
-  std::map<std::string, tools::Tensor> statistics = {};  ///< "max_logit", "entropy" and "column_sums", where asked for
+  /// "max_logit", "entropy" and "column_sums", where asked for; and "p", where there is a dump.
+  std::map<std::string, tools::Tensor> statistics = {};
   std::optional<RunGradients> gradients = std::nullopt;
+  std::optional<RunDump> dump = std::nullopt;
 };
 
 /// Zeros of `shape`.
@@ -107,9 +116,11 @@ ForwardOutputs forward_outputs(Outputs& outputs, const MakeView& make_view) {
     const auto found = outputs.statistics.find(name);
     return found == outputs.statistics.end() ? TensorView{} : make_view(found->second);
   };
-  return {make_view(outputs.o),
-          make_view(outputs.lse),
-          {statistic("max_logit"), statistic("entropy"), statistic("column_sums")}};
+  ForwardOutputs result{make_view(outputs.o),
+                        make_view(outputs.lse),
+                        {statistic("max_logit"), statistic("entropy"), statistic("column_sums")}};
+  if (outputs.dump) result.dump = {statistic("p"), outputs.dump->b, outputs.dump->h};
+  return result;
 }
 
 AttentionShape shape_of(const RunInputs& inputs);

@@ -257,7 +257,7 @@ Verdict verify(AttentionConfig config, const RunInputs& inputs, const RunOutputs
   config.kernel_backward.reset();
   RunInputs wide{widen(inputs.q),      widen(inputs.k), widen(inputs.v),    widen(inputs.dout),
                  widen(inputs.dlse),   inputs.captures, widen(inputs.sink), inputs.cumulative_q,
-                 inputs.cumulative_kv, inputs.dropout,  inputs.cache};
+                 inputs.cumulative_kv, inputs.dropout,  inputs.cache,       inputs.dump};
   RunOutputs expected = make_outputs(config, wide);
   run_on_host(Attention::create(config, Device::host()), &wide, &expected);
   Verdict verdict;

@@ -189,6 +189,7 @@ GivenConfig Arguments::config(bool host) {
     value.entropy = random_.one_in(2);
     value.column_sums = static_cast<std::int32_t>(random_.below(3));
   }
+  value.debug = random_.one_in(6);
   set_cache(&value);
   value.on_compile = [](void*, const fa_compile_event*) {};
   value.cache_keep_source = random_.one_in(8);
@@ -606,10 +607,22 @@ ForwardArguments Arguments::forward(const GivenConfig& config) {
   outputs.o = heads_tensor(config, given, false, true, Use::output);
   if (random_.one_in(2)) outputs.lse = statistic(config, given, Use::output);
   set_statistics(config, given, k, &outputs);
+  if (config.seen.debug != 0 ? random_.one_in(2) : bad()) outputs.dump = dump(config, given, k);
   hold_back(q, k);
   refuse(config, &inputs);
   if (must_fail_) return {write(inputs, sizeof inputs), write(outputs, sizeof outputs)};
   return {bad() && random_.one_in(3) ? nullptr : give(inputs), bad() && random_.one_in(3) ? nullptr : give(outputs)};
+}
+
+const fa_probability_dump* Arguments::dump(const GivenConfig& config, const Sizes& given, const fa_tensor& k) {
+  fa_probability_dump value{};
+  const std::int64_t keys = k.rank == 4 ? k.shape[2] : k.shape[0];
+  const std::int64_t rows = config.seen.varlen != 0 ? static_cast<std::int64_t>(random_.below(9)) : given.s_q;
+  value.p = tensor(statistic_dtype(config.seen), {rows, keys}, Use::output, false);
+  value.b = static_cast<std::int64_t>(random_.below(static_cast<std::uint64_t>(given.b + 1)));
+  value.h = static_cast<std::int64_t>(random_.below(static_cast<std::uint64_t>(given.h_q + 1)));
+  if (bad()) value.b = static_cast<std::int64_t>(random_.next());
+  return give(value);
 }
 
 void Arguments::set_statistics(const GivenConfig& config, const Sizes& given, const fa_tensor& k,

@@ -71,6 +71,7 @@ class Arguments : public Structs {
   const fa_append_inputs* append(const GivenConfig& config);
   const fa_append_shape* append_shape(const GivenConfig& config);
   const fa_schedule_memory* schedule();
+  const fa_probability_dump* dump(const GivenConfig& config, const Sizes& given, const fa_tensor& k);
   const fa_schedule_inputs* schedule_inputs(const GivenConfig& config);
   MergeArguments merge(const GivenConfig& config);
   const fa_merge_shape* merge_shape(const GivenConfig& config);

@@ -54,7 +54,7 @@ class Case {
     memory_.clear();  // nothing of a call's arguments may be kept
     ++tally_.calls;
     ++tally_.outcomes[function][status];
-    if (status < FA_OK || status > FA_INTERNAL) fail(function, "status " + std::to_string(status));
+    if (status < FA_OK || status > FA_NOT_FINITE) fail(function, "status " + std::to_string(status));
     if (status == FA_INTERNAL) fail(function, "a broken invariant of the library");
     if (status == FA_OK) {
       if (arguments_.must_fail()) fail(function, "accepted what it must refuse");

@@ -29,7 +29,7 @@ Outcome observed(int status) {
   Outcome outcome{status, {}, {}};
   if (status == FA_OK) return outcome;
   outcome.error = fa_last_error_message();
-  if (status < FA_OK || status > FA_INTERNAL) {
+  if (status < FA_OK || status > FA_NOT_FINITE) {
     outcome.message = "status " + std::to_string(status);
   } else if (status == FA_INTERNAL) {
     outcome.message = "a broken invariant of the library";

@@ -18,6 +18,7 @@
 #include "plan/append.hpp"
 #include "plan/backward.hpp"
 #include "plan/candidates.hpp"
+#include "plan/inspect.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/merge_states.hpp"
 #include "plan/planner.hpp"
@@ -264,6 +265,7 @@ void add_parts_of_wholes(const char* arch, Collector& specs) {
 std::vector<NamedSpec> golden_list() {
   Collector specs;
   for (const char* const arch : {"sm_80", "sm_86", "sm_90a", "sm_100a", "sm_120a"}) {
+    specs.add("golden", plan::scan_results_spec(plan::parse_arch(arch)));
     for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
       for (const int d : {64, 128, 256}) {
         for (const bool causal : {false, true}) {
@@ -289,6 +291,7 @@ std::vector<NamedSpec> golden_list() {
       for (const std::vector<plan::KernelSpec>& kernels : plan::kernels_of(plan::plan_forward(paged, {}))) {
         specs.add("golden", kernels.front());
       }
+      specs.add("golden", plan::probabilities_spec(paged));
       specs.add("golden", plan::clear_padding_spec(plan::parse_arch(arch), dtype));
       for (const int page_size : {0, 16}) {
         plan::AppendProblem problem;

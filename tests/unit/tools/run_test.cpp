@@ -5,6 +5,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <limits>
 #include <map>
 #include <string>
 #include <utility>
@@ -328,6 +331,38 @@ TEST_F(RunCommand, RefusesADoutOfAnotherShape) {
   dout.bytes.resize(dout.bytes.size() / 37 * 36);
   EXPECT_FALSE(run({{"q", stored(in.q)}, {"k", stored(in.k)}, {"v", stored(in.v)}, {"dout", dout}}, "--causal"));
   EXPECT_FALSE(fs::exists(path("out")));
+}
+
+TEST_F(RunCommand, WritesPOfAHead) {
+  const AttentionCase c = grouped(DType::f32);
+  const AttentionInputs in = make_inputs(c);
+  const std::map<std::string, Tensor> tensors{{"q", stored(in.q)}, {"k", stored(in.k)}, {"v", stored(in.v)}};
+  ASSERT_TRUE(run(tensors, "--causal --debug --dump-p 1,2 --dropout 0.25 --verify"));
+  Tensor p = tools::SafetensorsFile::open(path("out")).read("p");
+  ASSERT_EQ(p.shape, (std::vector<std::int64_t>{c.s_q, c.s_kv}));
+  Tensor o = tools::SafetensorsFile::open(path("out")).read("o");
+  const auto* const weights = reinterpret_cast<const float*>(p.bytes.data());
+  const auto* const outputs = reinterpret_cast<const float*>(o.bytes.data());
+  for (std::int64_t i = 0; i < c.s_q; ++i) {
+    double sum = 0;
+    for (std::int64_t j = 0; j < c.s_kv; ++j) sum += weights[i * c.s_kv + j] * in.v.at(1, 1, j, 3);
+    EXPECT_NEAR(sum, outputs[((c.h_q + 2) * c.s_q + i) * c.d_v + 3], 1e-5);
+  }
+  EXPECT_FALSE(run(tensors, "--dump-p 1,2"));
+  EXPECT_FALSE(run(tensors, "--debug --dump-p 2,0"));
+  EXPECT_FALSE(run(tensors, "--debug --dump-p 1"));
+}
+
+TEST_F(RunCommand, NamesTheFirstBrokenNumber) {
+  const AttentionCase c = grouped(DType::bf16);
+  AttentionInputs in = make_inputs(c);
+  in.k.set(1, 1, 20, 7, std::numeric_limits<double>::quiet_NaN());
+  const std::map<std::string, Tensor> tensors{{"q", stored(in.q)}, {"k", stored(in.k)}, {"v", stored(in.v)}};
+  EXPECT_TRUE(run(tensors, "--causal"));
+  EXPECT_FALSE(run(tensors, "--causal --debug"));
+  std::ifstream log(path("log"));
+  const std::string text{std::istreambuf_iterator<char>(log), {}};
+  EXPECT_NE(text.find("k[b=1, h=1, kv=20, d=7] is NaN, and reaches o"), std::string::npos) << text;
 }
 
 }  // namespace

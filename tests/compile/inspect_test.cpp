@@ -1,0 +1,73 @@
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "compile/architectures.hpp"
+#include "compile/compiler.hpp"
+#include "plan/inspect.hpp"
+#include "render/source.hpp"
+
+// The kernels of debug calls compile with NVRTC for every architecture, with checks and without, and do not spill.
+namespace fa {
+namespace {
+
+class InspectCompile : public ::testing::TestWithParam<const char*> {
+ protected:
+  static void expect_clean(plan::KernelSpec spec) {
+    for (const bool debug : {false, true}) {
+      spec.debug = debug;
+      SCOPED_TRACE(canonical(spec));
+      const compile::Cubin cubin = compile::compile(render::render(spec), spec.arch);
+      EXPECT_EQ(cubin.log, "");
+      EXPECT_TRUE(debug || cubin.facts.local_bytes == 0);
+    }
+  }
+
+  static plan::Problem problem(DType dtype, int d_qk) {
+    plan::Problem problem;
+    problem.arch = plan::parse_arch(GetParam());
+    problem.dtype = dtype;
+    problem.d_qk = problem.d_v = d_qk;
+    problem.causal = true;
+    problem.h_q = problem.h_kv = 2;
+    problem.s_q = problem.s_kv = 64;
+    return problem;
+  }
+};
+
+TEST_P(InspectCompile, ScansResults) {
+  expect_clean(plan::scan_results_spec(plan::parse_arch(GetParam())));
+}
+
+TEST_P(InspectCompile, WritesP) {
+  for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
+    expect_clean(plan::probabilities_spec(problem(dtype, 72)));
+  }
+  plan::Problem packed = problem(DType::bf16, 128);
+  packed.varlen = packed.dropout = true;
+  packed.aligned = false;
+  expect_clean(plan::probabilities_spec(packed));
+  for (const int page_size : {16, -1}) {
+    plan::Problem paged = problem(DType::f16, 576);
+    paged.page_size = page_size;
+    expect_clean(plan::probabilities_spec(paged));
+  }
+}
+
+TEST_P(InspectCompile, WritesPOfFunctions) {
+  plan::Variants variants;
+  variants.left_window = variants.sink = variants.placed = true;
+  variants.score = "score + bias[b, h, q, kv] * slope[h]";
+  variants.mask = "doc[q] == doc[kv]";
+  variants.captures = {{"bias", DType::bf16, 4}, {"slope", DType::f32, 1}, {"doc", DType::i32, 1}};
+  plan::Problem with = problem(DType::bf16, 64);
+  with.variants = &variants;
+  with.dropout = true;
+  expect_clean(plan::probabilities_spec(with));
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, InspectCompile, ::testing::ValuesIn(test::kArchitectures),
+                         [](const auto& test) { return std::string(test.param); });
+
+}  // namespace
+}  // namespace fa
