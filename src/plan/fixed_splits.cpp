@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <common/forward_params.cuh>
+
 #include "plan/forward_launch.hpp"
 
 namespace fa::plan {
@@ -9,8 +11,6 @@ namespace {
 
 // Thread blocks that fill any GPU so far, two a multiprocessor.
 constexpr std::int64_t kEnoughBlocks = 384;
-// Of a row and a thread: the base of what is folded, in two parts, and its sum.
-constexpr std::int64_t kRowFloats = 3;
 constexpr std::int64_t kLanes = 4;  // that share a row
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
@@ -34,9 +34,9 @@ FixedSplits fixed_splits(const Problem& problem, const KernelSpec& attention) no
     const std::int64_t rows = std::min<std::int64_t>(problem.s_q * group, attention.tile_m);
     result.counters = result.tiles;
     result.partial_o = result.tiles * result.splits * rows * attention.d_v;
-    result.partial_lse = result.tiles * result.splits * rows * 2;
+    result.partial_lse = result.tiles * result.splits * rows * kernel::kSplitSumFloats;
   } else if (result.splits > 1) {
-    result.partial_o = result.tiles * attention.tile_m * (attention.d_v + kLanes * kRowFloats);
+    result.partial_o = result.tiles * attention.tile_m * (attention.d_v + kLanes * kernel::kSplitSumFloats);
   }
   return result;
 }

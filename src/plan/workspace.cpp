@@ -4,6 +4,7 @@
 #include <bit>
 
 #include <common/backward_params.cuh>
+#include <common/forward_params.cuh>
 
 #include "plan/catalogue.hpp"
 #include "plan/forward_launch.hpp"
@@ -77,12 +78,12 @@ WorkspaceLayout forward_workspace(const Problem& problem, const Choice& choice, 
   if (needs.schedule != 0) layout.add(Section::schedule, needs.schedule);
   if (needs.partial_rows != 0) {
     layout.add(Section::partial_o, bytes_of(needs.partial_rows * problem.d_v), kAlignment);
-    layout.add(Section::partial_lse, bytes_of(needs.partial_rows * 2), kAlignment);
+    layout.add(Section::partial_lse, bytes_of(needs.partial_rows * kernel::kSplitSumFloats), kAlignment);
   }
   if (choice.splits > 1) {
     const std::int64_t rows = choice.splits * problem.b * problem.h_q * problem.s_q;
     layout.add(Section::partial_o, bytes_of(rows * problem.d_v));
-    layout.add(Section::partial_lse, bytes_of(rows * 2));
+    layout.add(Section::partial_lse, bytes_of(rows * kernel::kSplitSumFloats));
   }
   if (needs.lists != 0) layout.add(Section::tile_lists, needs.lists, kAlignment);
   return layout;

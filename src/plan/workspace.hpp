@@ -16,7 +16,7 @@ namespace fa::plan {
 enum class Section : std::uint8_t {
   counters,     ///< i32, of query tiles; kCounterBytes behind it norms, u32 [b, h_q] and [b, h_kv]
   partial_o,    ///< f32 [splits, b, h_q, s_q, d_v]; scheduled: [2 parts, rows, d_v]; else as FixedSplits says
-  partial_lse,  ///< f32 [splits, b, h_q, s_q, 2]; scheduled: [2 parts, rows, 2]
+  partial_lse,  ///< f32 [splits, b, h_q, s_q, kSplitSumFloats]; scheduled: [2 parts, rows, kSplitSumFloats]
   lse_log2,     ///< f32 [b, h_q, padded_rows]
   delta,        ///< f32 [b, h_q, padded_rows]
   dq_accum,     ///< f32 [b, h_q, padded_rows, d_qk]

@@ -16,24 +16,20 @@
 // same operations in the same order. A split without keys changes nothing: how many of them are folded is free.
 namespace fa::kernel {
 
-/// A row of O relative to `base`, the greatest log-sum-exp of its splits so far: `sum` is the denominator.
+/// A row of O, and of the denominator, relative to the greatest number that a sum of its splits so far is relative to.
 struct FoldedRow {
-  LogSum base{-kInfinity, 0.f};
-  float sum = 0.f;
+  SplitSum total = SplitSum::of_no_keys();
 
   /// What O so far is multiplied with, and the O of the split that is added.
   struct Weights {
     float so_far, split;
   };
 
-  FA_DEVICE Weights add(const LogSum& split) {
-    const float value = split.value();
-    if (value == -kInfinity) return {1.f, 0.f};
-    const float before = base.value();
-    const LogSum next = value > before ? split : base;
-    const Weights weights{before == -kInfinity ? 0.f : base.over(next), split.over(next)};
-    base = next;
-    sum = ptx::fma(sum, weights.so_far, weights.split);
+  FA_DEVICE Weights add(const SplitSum& split) {
+    if (split.sum == 0.f) return {1.f, 0.f};
+    const SplitSum base = split.is_above(total) ? split : total;
+    const Weights weights{total.sum == 0.f ? 0.f : total.over(base), ptx::multiply(split.over(base), split.sum)};
+    total = {base.high, base.low, ptx::fma(total.sum, weights.so_far, weights.split)};
     return weights;
   }
 
@@ -41,9 +37,7 @@ struct FoldedRow {
     return ptx::fma(split, weights.split, ptx::multiply(so_far, weights.so_far));
   }
 
-  FA_DEVICE float inverse_sum() const { return sum == 0.f ? 0.f : 1.f / sum; }
-
-  FA_DEVICE float lse() const { return sum == 0.f ? -kInfinity : base.high + ptx::fma(kLn2, ptx::lg2(sum), base.low); }
+  FA_DEVICE float inverse_sum() const { return total.sum == 0.f ? 0.f : 1.f / total.sum; }
 
   /// What O is multiplied with, and the log-sum-exp, of a row whose head has a sink or none.
   struct Whole {
@@ -51,7 +45,7 @@ struct FoldedRow {
   };
   template <class Variant, class Params>
   FA_DEVICE Whole whole(const Params& params, int head) const {
-    Whole result{inverse_sum(), lse()};
+    Whole result{inverse_sum(), total.value()};
     if constexpr (Variant::kSink) {
       const float keys = result.lse;
       result.lse = log_add(keys, sink_of(params.variant, head));
@@ -75,7 +69,7 @@ FA_DEVICE void fold_splits(const Params& params, int splits, const Row& row, Ind
   FoldedRow folded;
   float o[kSlots] = {};
   for (int i = splits - 1; i >= 0; --i) {
-    const FoldedRow::Weights weights = folded.add(LogSum::load(params.partial_lse, index(i)));
+    const FoldedRow::Weights weights = folded.add(SplitSum::load(params.partial_lse, index(i)));
     const float* const partial = params.partial_o + index(i) * kHeadDimV;  // [d_v]
     FA_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
@@ -97,7 +91,7 @@ FA_DEVICE void fold_splits(const Params& params, int splits, const Row& row, Ind
 
 /// Floats of a thread in partial_o, [blocks, floats, threads], where what is folded so far waits for the next split.
 template <int kMTiles, int kOTiles>
-inline constexpr int kFoldedFloats = kMTiles*(4 * kOTiles + 2 * 3);
+inline constexpr int kFoldedFloats = kMTiles*(4 * kOTiles + 2 * kSplitSumFloats);
 
 /// Splits that a query tile of the call may have, at most.
 template <int kSplitKeys>

@@ -27,7 +27,8 @@ FA_DEVICE int64_t offset_of_row(const Params& params, int64_t row, int64_t strid
 /// Merges the partial results of the splits of a query row: O = sum_i exp(lse_i - lse) O_i with
 /// lse = log sum_i exp(lse_i), to which a sink adds its logit once. One warp a row; rows are numbered [b, h_q, s_q].
 ///
-/// With kAccumulate, what o and lse hold already is another one.
+/// With kAccumulate it is added to the state that o and lse hold, as a kernel without splits adds its keys: a state
+/// beside a large maximum has lost what its sum was.
 ///
 /// Config: Element, kHeadDimV, kWarps; optionally Variant, kAccumulate and kOverlaps.
 template <class Config>
@@ -42,41 +43,43 @@ FA_DEVICE void forward_combine(const ForwardParamsOf<Config>& params) {
   PartialMerge<Config::kHeadDimV> merge;
   const auto index = [&](int i) { return i * rows + row; };
   merge.join_all(params.partial_lse, params.splits, index);
-  [[maybe_unused]] LogSum state{-kInfinity, 0.f};
+  [[maybe_unused]] float state = -kInfinity;
   if constexpr (kAccumulate<Config>) {
-    state.high = state_lse(params.lse +
-                           offset_of_row(params, row, params.stride_lse_b, params.stride_lse_h, params.stride_lse_s));
-    merge.join(state);
+    state = state_lse(params.lse +
+                      offset_of_row(params, row, params.stride_lse_b, params.stride_lse_h, params.stride_lse_s));
   }
-  [[maybe_unused]] LogSum sink{-kInfinity, 0.f};
+  [[maybe_unused]] SplitSum sink;
   if constexpr (VariantOf<Config>::kSink) {
-    sink.high = sink_of(params.variant, static_cast<int>(row / params.s_q % params.h_q));
+    sink = SplitSum::of_term(sink_of(params.variant, static_cast<int>(row / params.s_q % params.h_q)));
     merge.join(sink);
   }
   merge.begin();
   merge.add_all(params.partial_o, params.partial_lse, params.splits, index);
-  const LogSum base = merge.base;
-  float sum = merge.sum;
+  if constexpr (VariantOf<Config>::kSink) merge.total.sum += merge.weight_of(sink);
+  float inverse = merge.inverse_sum();
+  float lse = merge.total.value();
 
   if constexpr (kAccumulate<Config>) {
-    if (state.high != -kInfinity) {
-      const float weight = state.over(base);
-      sum += weight;
+    const Joined joined = join(lse, state);
+    inverse *= joined.keys;
+    lse = joined.lse;
+    if (counts(joined.state)) {
       const T* const old = static_cast<const T*>(params.o) +
                            offset_of_row(params, row, params.stride_o_b, params.stride_o_h, params.stride_o_s);
       FA_UNROLL
       for (int slot = 0; slot < merge.kSlots; ++slot) {
         const int column = slot * kWarpSize + lane;
-        if (column < Config::kHeadDimV) merge.o[slot] += weight * to_float(ptx::ld_global(old + column));
+        if (column < Config::kHeadDimV) {
+          merge.o[slot] = ptx::fma(merge.o[slot], inverse, joined.state * to_float(ptx::ld_global(old + column)));
+        }
       }
+      inverse = 1.f;
     }
     ptx::sync_warp();  // every lane has read the state's log-sum-exp, in whose place the result goes
   }
-  if constexpr (VariantOf<Config>::kSink) sum += sink.over(base);
   const int position = static_cast<int>(row % params.s_q);
   const int head = static_cast<int>(row / params.s_q % params.h_q);
   const int batch = static_cast<int>(row / params.s_q / params.h_q);
-  const float inverse = sum == 0.f ? 0.f : 1.f / sum;
   T* target =
       static_cast<T*>(params.o) + batch * params.stride_o_b + head * params.stride_o_h + position * params.stride_o_s;
   FA_UNROLL
@@ -86,8 +89,7 @@ FA_DEVICE void forward_combine(const ForwardParamsOf<Config>& params) {
   }
   if (params.lse != nullptr && lane == 0) {
     ptx::st_global(
-        params.lse + batch * params.stride_lse_b + head * params.stride_lse_h + position * params.stride_lse_s,
-        sum == 0.f ? -kInfinity : base.high + (base.low + kLn2 * ptx::lg2(sum)));
+        params.lse + batch * params.stride_lse_b + head * params.stride_lse_h + position * params.stride_lse_s, lse);
   }
 }
 

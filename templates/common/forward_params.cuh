@@ -6,6 +6,9 @@
 
 namespace fa::kernel {
 
+/// Of a SplitSum (log_sum.cuh).
+inline constexpr int kSplitSumFloats = 3;
+
 /// Launch parameters of every forward kernel, written by the host and passed whole as a `const __grid_constant__`
 /// argument. Strides are in elements.
 struct ForwardParams {
@@ -20,7 +23,7 @@ struct ForwardParams {
     float* column_sums;  // [b, heads, s_kv]; their kernel only
   };
   union {
-    float* partial_lse;  // [splits, b, h_q, s_q, 2], a LogSum each, split kernels only
+    float* partial_lse;  // [splits, b, h_q, s_q, kSplitSumFloats], a SplitSum each, split kernels only
     float* entropy;      // [b, h_q, s_q]; likewise
   };
   int32_t* next_tile;  // dynamic kernels, and those that share fixed splits: 0 at the launch

@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_COMMON_LOG_SUM_CUH_
 
 #include <common/constants.cuh>
+#include <common/forward_params.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>
@@ -24,21 +25,49 @@ struct LogSum {
 
   FA_DEVICE static LogSum of_no_keys() { return {-kInfinity, 0.f}; }
 
-  /// In [rows, 2].
-  FA_DEVICE static LogSum load(const float* sums, int64_t row) {
-    return {ptx::ld_global(sums + 2 * row), ptx::ld_global(sums + 2 * row + 1)};
-  }
-  FA_DEVICE void store(float* sums, int64_t row) const {
-    ptx::st_global(sums + 2 * row, high);
-    ptx::st_global(sums + 2 * row + 1, low);
+  FA_DEVICE float value() const { return high + low; }
+};
+
+/// That of a split, high + low + ln(sum), for what joins splits. What the sum is relative to, high + low, is the
+/// product of a score and a factor to the last bit, and stays apart from it: beside a large maximum ln(sum) would be
+/// lost.
+struct SplitSum {
+  float high, low;
+  float sum;  // 0 of a row without keys; NaN where a score is
+
+  FA_DEVICE static SplitSum of(float x, float factor, float sum) {
+    const float high = ptx::multiply(x, factor);
+    return {high, ptx::fma(x, factor, -high), sum};
   }
 
-  /// exp of what this is more than another.
-  FA_DEVICE float over(const LogSum& other) const {
+  FA_DEVICE static SplitSum of_no_keys() { return {-kInfinity, 0.f, 0.f}; }
+
+  /// One term, whose logarithm is x.
+  FA_DEVICE static SplitSum of_term(float x) { return {x, 0.f, 1.f}; }
+
+  /// In [rows, kSplitSumFloats].
+  FA_DEVICE static SplitSum load(const float* sums, int64_t row) {
+    const float* const at = sums + kSplitSumFloats * row;
+    return {ptx::ld_global(at), ptx::ld_global(at + 1), ptx::ld_global(at + 2)};
+  }
+  FA_DEVICE void store(float* sums, int64_t row) const {
+    float* const at = sums + kSplitSumFloats * row;
+    ptx::st_global(at, high);
+    ptx::st_global(at + 1, low);
+    ptx::st_global(at + 2, sum);
+  }
+
+  /// Whether the sum is relative to more than another.
+  FA_DEVICE bool is_above(const SplitSum& other) const {
+    return high > other.high || (high == other.high && low > other.low);
+  }
+
+  /// What a sum relative to this is multiplied with, to be relative to what another is.
+  FA_DEVICE float over(const SplitSum& other) const {
     return ptx::ex2(((high - other.high) + (low - other.low)) * kLog2e);
   }
 
-  FA_DEVICE float value() const { return high + low; }
+  FA_DEVICE float value() const { return sum == 0.f ? -kInfinity : high + ptx::fma(kLn2, ptx::lg2(sum), low); }
 };
 
 }  // namespace fa::kernel

@@ -111,11 +111,12 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
   }
 
   /// The natural log-sum-exp of the scaled scores; -inf for a row without keys.
-  FA_DEVICE LogSum log_sum(int m, int r, float scale_log2) const {
-    if (sum[m][r] == 0.f) return LogSum::of_no_keys();
+  template <class Sum = LogSum>
+  FA_DEVICE Sum log_sum(int m, int r, float scale_log2) const {
+    if (sum[m][r] == 0.f) return Sum::of_no_keys();
     const float subtracted = offset(max[m][r], scale_log2);
-    if (is_far(subtracted)) return LogSum::of(max[m][r], scale_log2 * kLn2, sum[m][r]);
-    return LogSum::of(subtracted, kLn2, sum[m][r]);
+    if (is_far(subtracted)) return Sum::of(max[m][r], scale_log2 * kLn2, sum[m][r]);
+    return Sum::of(subtracted, kLn2, sum[m][r]);
   }
 
  private:

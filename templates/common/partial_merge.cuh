@@ -11,8 +11,8 @@
 namespace fa::kernel {
 
 /// A sum of the partial results of a query row, in their order: sum_i exp(lse_i - base) O_i, relative to the greatest
-/// of their log-sum-exps. Done by a warp: a lane reads the log-sum-exp of each 32nd, and O's loads of several are in
-/// flight, since each takes as long as all of the arithmetic. A wide O has no registers for
+/// number that one of their sums is relative to. Done by a warp: a lane reads the log-sum-exp of each 32nd, and O's
+/// loads of several are in flight, since each takes as long as all of the arithmetic. A wide O has no registers for
 /// this: its results follow each other.
 template <int kHeadDimV>
 struct PartialMerge {
@@ -21,32 +21,35 @@ struct PartialMerge {
   static constexpr bool kWide = kSlots > 8;                      // no register is left for more than one
 
   int lane = ptx::thread_index() % kWarpSize;
-  LogSum base{0.f, 0.f};  // the greatest
-  float largest = -kInfinity;
-  bool has_nan = false;
-  float sum = 0.f;
-  float o[kSlots] = {};  // column slot * 32 + lane
+  SplitSum total = SplitSum::of_no_keys();  // of what is added so far, relative to the base
+  float o[kSlots] = {};                     // column slot * 32 + lane
 
-  /// A log-sum-exp that the base has to be as great as. The first of equal ones counts.
-  FA_DEVICE void join(const LogSum& part) {
-    const float lse = part.value();
-    if (lse > largest) base = part;
-    largest = ptx::max(largest, lse);
-    has_nan = has_nan || lse != lse;
+  /// A log-sum-exp that the base has to be as great as.
+  FA_DEVICE void join(const SplitSum& part) {
+    if (!part.is_above(total)) return;
+    total.high = part.high;
+    total.low = part.low;
   }
 
   /// Those of `count` partial results; `index(i)` is the row of one.
   template <class Index>
   FA_DEVICE void join_all(const float* sums, int count, const Index& index) {
     if constexpr (kWide) {
-      for (int i = 0; i < count; ++i) join(LogSum::load(sums, index(i)));
+      for (int i = 0; i < count; ++i) join(SplitSum::load(sums, index(i)));
     } else {
       join_by_lanes(sums, count, index);
     }
   }
 
-  /// max drops a NaN, so it is carried in the sum.
-  FA_DEVICE void begin() { sum = has_nan ? kInfinity - kInfinity : 0.f; }
+  /// All have joined. Without a key the base is 0: -inf has no difference to itself.
+  FA_DEVICE void begin() {
+    if (total.high == -kInfinity) total.high = 0.f;
+  }
+
+  FA_DEVICE float inverse_sum() const { return total.sum == 0.f ? 0.f : 1.f / total.sum; }
+
+  /// What O of a partial result is multiplied with.
+  FA_DEVICE float weight_of(const SplitSum& part) const { return part.over(total) * part.sum; }
 
   template <class Index>
   FA_DEVICE void add_all(const float* partial_o, const float* sums, int count, const Index& index) {
@@ -61,24 +64,30 @@ struct PartialMerge {
   template <class Index>
   FA_DEVICE void join_by_lanes(const float* sums, int count, const Index& index) {
     for (int first = 0; first < count; first += kWarpSize) {
-      LogSum part = LogSum::of_no_keys();
-      if (first + lane < count) part = LogSum::load(sums, index(first + lane));
-      float greatest = part.value();
-      has_nan = has_nan || ptx::vote_ballot(greatest != greatest) != 0;
-      FA_UNROLL
-      for (int mask = 1; mask < kWarpSize; mask *= 2) greatest = ptx::max(greatest, ptx::shfl_xor(greatest, mask));
-      const int from = ptx::popc(lowest_below(ptx::vote_ballot(part.value() == greatest)));
-      const LogSum found{shuffled(part.high, from), shuffled(part.low, from)};
-      if (greatest > largest) base = found;
-      largest = ptx::max(largest, greatest);
+      SplitSum part = SplitSum::of_no_keys();
+      if (first + lane < count) part = SplitSum::load(sums, index(first + lane));
+      const float high = warp_max(part.high);
+      uint32_t holders = ptx::vote_ballot(part.high == high);
+      if ((holders & (holders - 1)) != 0) {  // rare: products that one float does not tell apart
+        const float low = part.high == high ? part.low : -kInfinity;
+        holders = ptx::vote_ballot(low == warp_max(low));
+      }
+      const int from = ptx::popc(lowest_below(holders));
+      join({shuffled(part.high, from), shuffled(part.low, from), 0.f});
     }
+  }
+
+  static FA_DEVICE float warp_max(float value) {
+    FA_UNROLL
+    for (int mask = 1; mask < kWarpSize; mask *= 2) value = ptx::max(value, ptx::shfl_xor(value, mask));
+    return value;
   }
 
   template <class Index>
   FA_DEVICE void add_one_by_one(const float* partial_o, const float* sums, int count, const Index& index) {
     for (int i = 0; i < count; ++i) {
-      const float weight = LogSum::load(sums, index(i)).over(base);
-      sum += weight;
+      const float weight = weight_of(SplitSum::load(sums, index(i)));
+      total.sum += weight;
       const float* const partial = partial_o + index(i) * kHeadDimV;
       FA_UNROLL
       for (int slot = 0; slot < kSlots; ++slot) {
@@ -92,7 +101,7 @@ struct PartialMerge {
   FA_DEVICE void add_ahead(const float* partial_o, const float* sums, int count, const Index& index) {
     for (int first = 0; first < count; first += kWarpSize) {
       float own = 0.f;
-      if (first + lane < count) own = LogSum::load(sums, index(first + lane)).over(base);
+      if (first + lane < count) own = weight_of(SplitSum::load(sums, index(first + lane)));
       const int end = count - first < kWarpSize ? count - first : kWarpSize;
       for (int at = 0; at < end; at += kAhead) {
         float values[kAhead][kSlots];
@@ -110,7 +119,7 @@ struct PartialMerge {
         for (int i = 0; i < kAhead; ++i) {
           if (at + i >= end) break;
           const float weight = shuffled(own, at + i);
-          sum += weight;
+          total.sum += weight;
           FA_UNROLL
           for (int slot = 0; slot < kSlots; ++slot) o[slot] += weight * values[i][slot];
         }

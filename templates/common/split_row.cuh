@@ -20,18 +20,16 @@ template <class T, class Variant, int kHeadDimV, class Params, class Row, class 
 FA_DEVICE void merge_splits(const Params& params, int splits, const Row& row, Index index) {
   PartialMerge<kHeadDimV> merge;
   merge.join_all(params.partial_lse, splits, index);
-  [[maybe_unused]] LogSum sink{-kInfinity, 0.f};
+  [[maybe_unused]] SplitSum sink;
   if constexpr (Variant::kSink) {
-    sink.high = sink_of(params.variant, row.head());
+    sink = SplitSum::of_term(sink_of(params.variant, row.head()));
     merge.join(sink);
   }
   merge.begin();
   merge.add_all(params.partial_o, params.partial_lse, splits, index);
-  const LogSum base = merge.base;
-  float sum = merge.sum;
   const int lane = merge.lane;
-  if constexpr (Variant::kSink) sum += sink.over(base);
-  const float inverse = sum == 0.f ? 0.f : 1.f / sum;
+  if constexpr (Variant::kSink) merge.total.sum += merge.weight_of(sink);
+  const float inverse = merge.inverse_sum();
   T* target = static_cast<T*>(params.o) + row.offset(params.stride_o_b, params.stride_o_h, params.stride_o_s);
   FA_UNROLL
   for (int slot = 0; slot < merge.kSlots; ++slot) {
@@ -40,7 +38,7 @@ FA_DEVICE void merge_splits(const Params& params, int splits, const Row& row, In
   }
   if (params.lse != nullptr && lane == 0) {
     ptx::st_global(params.lse + row.offset(params.stride_lse_b, params.stride_lse_h, params.stride_lse_s),
-                   sum == 0.f ? -kInfinity : base.high + (base.low + kLn2 * ptx::lg2(sum)));
+                   merge.total.value());
   }
 }
 

@@ -275,7 +275,7 @@ struct ForwardEpilogue {
           ptx::st_global(target + 1, o[m][n][2 * r + 1] * inverse);
         }
         if (f.lane % 4 == 0 && f.half == 0)
-          softmax.log_sum(m, r, f.softmax_scale_log2()).store(f.params.partial_lse, to);
+          softmax.template log_sum<SplitSum>(m, r, f.softmax_scale_log2()).store(f.params.partial_lse, to);
       }
     }
   }

@@ -54,17 +54,14 @@ struct ForwardSplits {
 
   /// What a row came to so far, of this thread's floats.
   static FA_DEVICE FoldedRow load_folded(const float* floats, int m, int r) {
-    const float* const row = floats + (kMTiles * 4 * kOTiles + 3 * (2 * m + r)) * kThreads;
-    FoldedRow folded;
-    folded.base = {ptx::ld_global(row), ptx::ld_global(row + kThreads)};
-    folded.sum = ptx::ld_global(row + 2 * kThreads);
-    return folded;
+    const float* const row = floats + (kMTiles * 4 * kOTiles + kSplitSumFloats * (2 * m + r)) * kThreads;
+    return {{ptx::ld_global(row), ptx::ld_global(row + kThreads), ptx::ld_global(row + 2 * kThreads)}};
   }
   static FA_DEVICE void store_folded_row(float* floats, int m, int r, const FoldedRow& folded) {
-    float* const row = floats + (kMTiles * 4 * kOTiles + 3 * (2 * m + r)) * kThreads;
-    ptx::st_global(row, folded.base.high);
-    ptx::st_global(row + kThreads, folded.base.low);
-    ptx::st_global(row + 2 * kThreads, folded.sum);
+    float* const row = floats + (kMTiles * 4 * kOTiles + kSplitSumFloats * (2 * m + r)) * kThreads;
+    ptx::st_global(row, folded.total.high);
+    ptx::st_global(row + kThreads, folded.total.low);
+    ptx::st_global(row + 2 * kThreads, folded.total.sum);
   }
 
   /// Adds the split in registers, whose sums are finished, to a row of what is folded; `first`: nothing is. O goes to
@@ -75,7 +72,7 @@ struct ForwardSplits {
     FoldedRow folded;
     if (!first) folded = load_folded(floats, m, r);
     const float inverse = epilogue().normaliser(softmax, m, r);
-    const FoldedRow::Weights weights = folded.add(softmax.log_sum(m, r, f.softmax_scale_log2()));
+    const FoldedRow::Weights weights = folded.add(softmax.template log_sum<SplitSum>(m, r, f.softmax_scale_log2()));
     FA_UNROLL
     for (int n = 0; n < kOTiles; ++n) {
       FA_UNROLL
@@ -190,7 +187,8 @@ struct ForwardSplits {
           ptx::st_global(target, ptx::multiply(o[m][n][2 * r], inverse));
           ptx::st_global(target + 1, ptx::multiply(o[m][n][2 * r + 1], inverse));
         }
-        if (f.lane % 4 == 0) softmax.log_sum(m, r, f.softmax_scale_log2()).store(f.params.partial_lse, to);
+        if (f.lane % 4 == 0)
+          softmax.template log_sum<SplitSum>(m, r, f.softmax_scale_log2()).store(f.params.partial_lse, to);
       }
     }
   }

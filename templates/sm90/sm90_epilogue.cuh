@@ -75,13 +75,14 @@ struct Epilogue : Schedule<Traits> {
     softmax.finish();
     const Rows rows{params.group, query.tile.head};
     const int first_row = first_row_of(query.tile) + warp_row + lane / 4;
-    kernel::LogSum sums[2];
+    using Sum = typename kernel::Either<kernel::SplitSum, kernel::LogSum, Config::kSplit>::type;
+    Sum sums[2];
     float lse[2];
     [[maybe_unused]] float weight[2] = {1.f, 1.f};  // of the keys beside a sink
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
       inverse_sum[r] = softmax.inverse_sum(r);
-      sums[r] = softmax.log_sum(r, softmax_scale_log2());
+      sums[r] = softmax.template log_sum<Sum>(r, softmax_scale_log2());
       lse[r] = sums[r].value();
       if constexpr (Variant::kSink && !Config::kSplit) {  // which joins the splits once
         const float keys = lse[r];
@@ -299,7 +300,7 @@ struct Epilogue : Schedule<Traits> {
         }
         if (column != 0) continue;
         if constexpr (Config::kSplit) {
-          kernel::LogSum::of_no_keys().store(params.partial_lse, partial_row(work.tile, rows, row));
+          kernel::SplitSum::of_no_keys().store(params.partial_lse, partial_row(work.tile, rows, row));
         } else if (params.lse != nullptr) {
           ptx::st_global(lse_row(work, rows, row), lse_without_keys(rows.query_head(row)));
         }

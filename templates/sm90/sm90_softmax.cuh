@@ -239,10 +239,11 @@ struct SummedSoftmax : RowStatistics {
   }
 
   /// The natural log-sum-exp of the scaled scores; -inf for a row without keys.
-  FA_DEVICE LogSum log_sum(int r, float scale_log2) const {
-    if (sum[r] == 0.f) return LogSum::of_no_keys();
-    if (is_far(r)) return LogSum::of(own[r], scale_log2 * kernel::kLn2, sum[r]);
-    return LogSum::of(offset[r], kernel::kLn2, sum[r]);
+  template <class Sum = LogSum>
+  FA_DEVICE Sum log_sum(int r, float scale_log2) const {
+    if (sum[r] == 0.f) return Sum::of_no_keys();
+    if (is_far(r)) return Sum::of(own[r], scale_log2 * kernel::kLn2, sum[r]);
+    return Sum::of(offset[r], kernel::kLn2, sum[r]);
   }
 
  private:
@@ -351,11 +352,12 @@ struct ExactSoftmax : RowStatistics, kernel::RowEntropy<1, kEntropy> {
   }
 
   /// The natural log-sum-exp of the scaled scores; -inf for a row without keys.
-  FA_DEVICE LogSum log_sum(int r, float scale_log2) const {
-    if (sum[r] == 0.f) return LogSum::of_no_keys();
+  template <class Sum = LogSum>
+  FA_DEVICE Sum log_sum(int r, float scale_log2) const {
+    if (sum[r] == 0.f) return Sum::of_no_keys();
     const float scaled = reference(greatest[r], scale_log2);
-    if (!fits(scaled)) return LogSum::of(greatest[r], scale_log2 * kernel::kLn2, sum[r]);
-    return LogSum::of(scaled, kernel::kLn2, sum[r]);
+    if (!fits(scaled)) return Sum::of(greatest[r], scale_log2 * kernel::kLn2, sum[r]);
+    return Sum::of(scaled, kernel::kLn2, sum[r]);
   }
 
  private:

@@ -140,7 +140,8 @@ struct WideEpilogue : WideBlock<Config> {
         ptx::st_global(target + 8 * j, o[4 * j + 2 * r] * factor);
         ptx::st_global(target + 8 * j + 1, o[4 * j + 2 * r + 1] * factor);
       }
-      if (lane % 4 == 0 && half == 0) softmax.log_sum(r, softmax_scale_log2()).store(params.partial_lse, to);
+      if (lane % 4 == 0 && half == 0)
+        softmax.template log_sum<kernel::SplitSum>(r, softmax_scale_log2()).store(params.partial_lse, to);
     }
   }
 

@@ -58,7 +58,7 @@ fa::test::AttentionOutputs run_chunks(const InvariantPath& path, const ChunkCall
   kernels.names[Role::attention] = run.kernel;
   add_companions(problem, kernels);
   const fa::plan::Choice choice{.pack_gqa = path.spec.pack_gqa, .shares_splits = path.spec.split};
-  const fa::plan::CallFacts facts{1 / 4.0, 3, false, args};  // head dims of 16
+  const fa::plan::CallFacts facts{run.scale, 3, false, args};
   fa::plan::CallPlan plan;
   plan_call(problem, choice, kernels.specs, tensors, facts, plan);
   run_plan(plan, kernels, memory, run.seed);

@@ -106,7 +106,7 @@ const std::vector<InvarianceMutation>& invariance_mutations() {
       {"folds_from_the_first_split", "common/fixed_splits.cuh", "for (int i = splits - 1; i >= 0; --i) {",
        "for (int i = 0; i < splits; ++i) {", "packed_shared"},
       {"folds_relative_to_the_last_split", "common/fixed_splits.cuh",
-       "const LogSum next = value > before ? split : base;", "const LogSum next = split;", "pages_of_4"},
+       "const SplitSum base = split.is_above(total) ? split : total;", "const SplitSum base = split;", "pages_of_4"},
       {"splits_start_at_the_first_visible_key", "sm80/sm80_forward.cuh",
        "return kv_tile(place) / (kSplitKeys / kTileN);",
        "return (kv_tile(place) + tile.m_block) / (kSplitKeys / kTileN);", "dense_two_m_tiles"},

@@ -14,6 +14,7 @@
 #include "emulator/invariance_run.hpp"
 #include "emulator/invariance_specs.hpp"
 #include "reference/forward.hpp"
+#include "support/extreme_case.hpp"
 #include "support/invariance_case.hpp"
 
 namespace emulator {
@@ -120,7 +121,8 @@ TEST_P(Invariance, ARequestBesideNineOrTenTokens) {
 }
 
 /// A whole text in float64, with what the path's config has of sinks, windows and functions.
-fa::test::AttentionOutputs whole_in_float64(const InvariantPath& path, const fa::test::AttentionInputs& inputs) {
+fa::test::AttentionOutputs whole_in_float64(const InvariantPath& path, const fa::test::AttentionInputs& inputs,
+                                            double scale = 1 / 4.0) {
   fa::test::AttentionOutputs outputs{
       fa::test::HostTensor(fa::DType::f64, 1, kInvariantHeadsQ, kRows, path.spec.d_v, fa::test::Layout::bshd),
       fa::test::HostTensor(fa::DType::f64, 1, kInvariantHeadsQ, kRows)};
@@ -131,7 +133,7 @@ fa::test::AttentionOutputs whole_in_float64(const InvariantPath& path, const fa:
   args.v = inputs.v.view();
   args.o = outputs.o.view();
   args.lse = outputs.lse.view();
-  args.scale = 1 / 4.0;
+  args.scale = scale;
   args.causal = args.f64 = true;
   if (functions.program.score || functions.program.mask) args.variant.program = &functions.program;
   args.variant.window_left = path.config.window_left;
@@ -158,6 +160,29 @@ TEST(InvariantArithmetic, IsThatOfFloat64UpToRoundings) {
     compared.insert(path.arithmetic);
   }
   EXPECT_EQ(compared, (std::set<std::string>{"f32", "masked", "plain", "variant", "wide"}));
+}
+
+/// All keys are alike, beside a maximum of 2^60 and more: a row's O is the mean of what it sees, in whichever splits.
+TEST(InvariantArithmetic, WeighsSplitsBesideALargeMaximum) {
+  constexpr float kScale = 0.3f * 0x1p40f;
+  int compared = 0;
+  for (const InvariantPath& path : invariant_paths()) {
+    if (path.arithmetic == "variant") continue;  // its scores differ
+    Document text = expected_of(path)[0].document;
+    fa::test::put_equal_scores(text.inputs, 4096, 1);
+    const ChunkCall call(path.config, {{&text, 0, kRows}}, 0, 1);
+    const RowBits found = call.bits_of(run_chunks(path, call, {.scale = kScale})).front();
+    const auto first = std::ranges::find(invariant_paths(), path.arithmetic, &InvariantPath::arithmetic);
+    const ChunkCall alone(first->config, {{&text, 0, kRows}}, 0, 1);
+    const fa::test::AttentionOutputs outputs = run_chunks(*first, alone, {.scale = kScale});
+    EXPECT_EQ(found, alone.bits_of(outputs).front()) << path.name;
+    if (path.name != first->name) continue;
+    const fa::test::AttentionOutputs wanted = whole_in_float64(path, text.inputs, double{kScale});
+    const double unit = path.config.dtype == fa::DType::f32 ? 1e-6 : 1.0 / 256;
+    EXPECT_LT(fa::test::compare(outputs.o.view(), wanted.o.view()).max_abs, 2 * unit * 4) << path.name;
+    ++compared;
+  }
+  EXPECT_EQ(compared, 4);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernel, Invariance, testing::Range<std::size_t>(0, invariant_paths().size()),

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -22,6 +23,7 @@ namespace {
 using fa::DType;
 using fa::plan::KernelSpec;
 using fa::test::AttentionOutputs;
+using fa::test::HostTensor;
 using fa::test::Layout;
 using fa::test::PagedCase;
 using fa::test::PagedData;
@@ -110,6 +112,42 @@ TEST_P(Paged, WrongTablesAndLengthsReadNothingElse) {
     if (batch > 0) spoil(data.batch_index, static_cast<std::int32_t>(data.table_rows));
     EXPECT_NO_THROW(run_paged(kernel.spec, c, data, {.pool = pool_of(kernel.spec, batch), .trust = false}));
   }
+}
+
+/// All scores are one great number, in parts of unequal length that several blocks have: O is the mean of what a row
+/// sees.
+TEST_P(Paged, WeighsPartsBesideALargeMaximum) {
+  const PagedKernel& kernel = paged_kernels()[GetParam()];
+  const KernelSpec& spec = kernel.spec;
+  if (!spec.scheduled() && !spec.own_parts()) GTEST_SKIP() << "no parts";
+  if (spec.variants.any()) GTEST_SKIP() << "scores differ";
+  PagedCase c = make_case(kernel, 2);
+  c.begin.clear();
+  c.keys = {37, 580, 5, 264};
+  c.attention.scale = (spec.positive_scale ? 0.3f : -0.3f) * 0x1p30f;
+  PagedData data = make_data(c);
+  if (data.wide_k.bytes().size() + data.k_scale.bytes().size() > 0) GTEST_SKIP() << "scores are rounded";
+  const auto put = [](HostTensor& tensor, double first, std::optional<double> others) {
+    const fa::TensorView view = tensor.view();
+    for (std::int64_t b = 0; b < view.shape[0]; ++b) {
+      for (std::int64_t h = 0; h < view.shape[1]; ++h) {
+        for (std::int64_t s = 0; s < view.shape[2]; ++s) {
+          if (std::isnan(tensor.at(b, h, s, 0))) continue;  // of rows that no row of q sees
+          for (std::int64_t d = 1; others && d < view.shape[3]; ++d) tensor.set(b, h, s, d, *others);
+          tensor.set(b, h, s, 0, first);
+        }
+      }
+    }
+  };
+  put(data.q, 64, 0.0);
+  put(data.k, spec.positive_scale ? 64 : -64, std::nullopt);
+  if (c.value_in_key) put(data.v, spec.positive_scale ? 64 : -64, std::nullopt);
+  SCOPED_TRACE(canonical(spec) + ", " + testing::PrintToString(c));
+  AttentionOutputs actual;
+  ASSERT_NO_THROW(actual = run_paged(spec, c, data, {.multiprocessors = 24}));
+  const AttentionOutputs expected = reference_f64(c, data);
+  const double greatest = c.value_in_key ? 64 : 4;
+  EXPECT_LE(worst_of(c, data, actual.o, expected.o), tolerance(spec.dtype) * greatest);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Paged, testing::Range<std::size_t>(0, paged_kernels().size()));

@@ -65,6 +65,24 @@ void one_great_key(const AttentionCase& c, AttentionInputs& inputs) {
   set_all(inputs.k, [&](auto, auto, std::int64_t s, auto) { return s == 1 ? great : -great; });
 }
 
+/// Of keys that one float hardly tells apart: their scores are 4 apart near 2^25, with a scale that has all 24 digits.
+/// Which keys are ahead differs from tile to tile.
+void neighbouring_great_scores(const AttentionCase& c, AttentionInputs& inputs) {
+  const double sign = c.softmax_scale() < 0 ? -1 : 1;
+  set_all(inputs.q, [&](auto, auto, auto, std::int64_t d) { return d == 0 ? 4096.0 : d == 1 ? 4.0 : 0.0; });
+  set_all(inputs.k, [&](auto, auto, std::int64_t s, std::int64_t d) {
+    return sign * (d == 0 ? 8192.0 : d == 1 ? static_cast<double>(s % 3 - (s / 16) % 4) : 0.0);
+  });
+}
+
+/// Keys of no score beside others of great ones below 0, in whole tiles.
+void far_beside_near(const AttentionCase& c, AttentionInputs& inputs) {
+  const double sign = c.softmax_scale() < 0 ? -1 : 1;
+  const double great = c.dtype == DType::f16 ? 65504 : 0x1p50;
+  set_all(inputs.q, [&](auto, auto, auto, auto) { return great; });
+  set_all(inputs.k, [&](auto, auto, std::int64_t s, auto) { return s / 16 % 4 == 1 ? 0 : -sign * great; });
+}
+
 void great_values(const AttentionCase& c, AttentionInputs& inputs) {
   const double great = c.dtype == DType::f16 ? 30000 : 0x1p120;
   set_all(inputs.v, [&](auto, auto, std::int64_t s, std::int64_t d) { return sign_of(s, d) * great; });
@@ -86,10 +104,8 @@ void nan_in_rows(const AttentionCase& c, AttentionInputs& inputs) {
   }
 }
 
-/// Of splits the logarithm of a sum is lost beside what rounding takes of a great scaled maximum: nothing by a power of
-/// two (docs/numerics.md).
-float eighth(const AttentionCase&) {
-  return 0.125f;
+float two_thirds(const AttentionCase&) {
+  return 2.f / 3;
 }
 
 float great_scale(const AttentionCase&) {
@@ -137,7 +153,7 @@ const std::vector<Extreme>& extremes() {
   static const std::vector<Extreme> list{
       {"subnormal_scores", subnormal_scores},
       {"subnormal_values", subnormal_values},
-      {"equal_great_scores", equal_great_scores, eighth},
+      {"equal_great_scores", equal_great_scores},
       {"equal_great_scores_times_2_100",
        [](const AttentionCase& c, AttentionInputs& inputs) {
          set_all(inputs.q, [](auto, auto, auto, auto) { return 3.0; });
@@ -145,7 +161,9 @@ const std::vector<Extreme>& extremes() {
          (void)c;
        },
        great_scale},
-      {"one_great_key", one_great_key, eighth},
+      {"one_great_key", one_great_key},
+      {"neighbouring_great_scores", neighbouring_great_scores, two_thirds},
+      {"far_beside_near", far_beside_near},
       {"great_values", great_values},
       {"nan_in_late_keys", nan_in_late_keys, nullptr, true},
       {"infinity_in_late_keys", infinity_in_late_keys, nullptr, true},
@@ -209,6 +227,11 @@ double extreme_error(const AttentionCase& c, const AttentionInputs& inputs, cons
     }
   }
   return worst;
+}
+
+void put_equal_scores(AttentionInputs& inputs, double great, int sign) {
+  set_all(inputs.q, [&](auto, auto, auto, std::int64_t d) { return d == 0 ? great : 0; });
+  set_all(inputs.k, [&](auto, auto, auto, std::int64_t d) { return d == 0 ? sign * great : 1; });
 }
 
 void make_extreme(VariantCase& c) {

@@ -18,8 +18,11 @@ struct Extreme {
   bool causal = false;  ///< keys that no row sees are looked for in causal cases alone
 };
 
-/// Of f16 and bf16.
+/// Of f16, bf16 and f32.
 const std::vector<Extreme>& extremes();
+
+/// Makes all scores, before the scale, `sign` times the square of `great`: by their first columns.
+void put_equal_scores(AttentionInputs& inputs, double great, int sign);
 
 /// Of 8-bit floats, with scales of rows of q and of heads of k and v.
 const std::vector<Extreme>& fp8_extremes();

@@ -220,14 +220,13 @@ std::vector<Mutation> accumulating_epilogue_mutations() {
                                })) {
     all.push_back(std::move(mutation));
   }
-  for (Mutation& mutation :
-       in("common/forward_combine.cuh", {
-                                            {"combine_forgets_the_weight_of_the_state",
-                                             "const float weight = state.over(base); sum += weight;",
-                                             "const float weight = state.over(base);",
-                                             accumulating(sm80_split()),
-                                             {}},
-                                        })) {
+  for (Mutation& mutation : in("common/forward_combine.cuh", {
+                                                                 {"combine_forgets_the_weight_of_the_state",
+                                                                  "inverse *= joined.keys;",
+                                                                  "",
+                                                                  accumulating(sm80_split()),
+                                                                  {}},
+                                                             })) {
     all.push_back(std::move(mutation));
   }
   return all;

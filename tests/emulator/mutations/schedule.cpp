@@ -92,6 +92,11 @@ std::vector<Mutation> split_row_mutations() {
                                              "const float weight = 1.f + 0.f * shuffled(own, at + i);",
                                              sm80_scheduled(),
                                              {}},
+                                            {"splits_weigh_without_their_sums",
+                                             "return part.over(total) * part.sum;",
+                                             "return part.over(total);",
+                                             sm80_scheduled(),
+                                             {}},
                                         });
 }
 
