@@ -204,7 +204,9 @@ TEST(CAbi, PrefixesAreRefused) {
   fa_forward_inputs inputs{};
   inputs.struct_size = sizeof inputs;
   inputs.q = inputs.k = inputs.v = &x;
-  const fa_forward_outputs outputs{sizeof(fa_forward_outputs), 0, &o, nullptr, nullptr, nullptr, nullptr};
+  fa_forward_outputs outputs{};
+  outputs.struct_size = sizeof outputs;
+  outputs.o = &o;
   EXPECT_EQ(fa_parallel_forward(parallel, &inputs, &outputs, nullptr, nullptr, 0), FA_OK);
   inputs.prefix_count = 1;
   EXPECT_EQ(fa_parallel_forward(parallel, &inputs, &outputs, nullptr, nullptr, 0), FA_UNSUPPORTED);
