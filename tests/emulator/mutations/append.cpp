@@ -144,6 +144,7 @@ std::vector<Mutation> append_mutations() {
 }
 
 std::vector<Mutation> append_u4_mutations() {
+  using enum FaultKind;
   AppendCase u4 = rotary(64);
   u4.k_dtype = u4.v_dtype = DType::u4x2;
   u4.group_size = 32;
@@ -158,14 +159,14 @@ std::vector<Mutation> append_u4_mutations() {
   latent.d_v = 512;
   return in("common/append_stored.cuh",
             {
-                {"append_latent_scale_of_a_quarter_warp",
-                 "factor_of<e4m3, kCodeGroup / kColumns>",
-                 "factor_of<e4m3, kCodeGroup / kColumns / 2>",
+                {"append_latent_scale_of_half_a_group",
+                 "for (int mask = kLanes / 2; mask > 0; mask /= 2) {",
+                 "for (int mask = kLanes / 4; mask > 0; mask /= 2) {",
                  latent,
                  {}},
-                {"append_latent_scales_of_the_row",
+                {"append_latent_scales_in_another_order",
                  "reinterpret_cast<float*>(row + kCodes) + column / kCodeGroup;",
-                 "reinterpret_cast<float*>(row + kCodes) + column / kStep;",
+                 "reinterpret_cast<float*>(row + kCodes) + 3 - column / kCodeGroup;",
                  latent,
                  {}},
                 {"append_latent_turns_the_codes",
@@ -178,11 +179,11 @@ std::vector<Mutation> append_u4_mutations() {
                  "read<0>(values, source + kCodes, column, position);",
                  latent,
                  {}},
-                {"append_latent_columns_over_the_scales",
+                {"append_latent_columns_behind_the_row",
                  "reinterpret_cast<bf16*>(row + kCodes + kCodes / kCodeGroup * 4)",
-                 "reinterpret_cast<bf16*>(row + kCodes)",
+                 "reinterpret_cast<bf16*>(row + kCodes + kCodes / kCodeGroup * 8)",
                  latent,
-                 {}},
+                 {global_out_of_bounds, global_not_writable, global_uninitialised}},
                 {"append_u4_of_half_a_group",
                  "for (int mask = Stored::kGroup / kColumns / 2; mask > 0; mask /= 2) {\n        least",
                  "for (int mask = Stored::kGroup / kColumns / 4; mask > 0; mask /= 2) {\n        least",
