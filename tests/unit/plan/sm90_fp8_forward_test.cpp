@@ -111,7 +111,7 @@ TEST(Sm90Fp8Forward, RefusesWhatNoKernelServes) {
       [](Problem& p) { p.arch = parse_arch("sm_100a"); },
       [](Problem& p) { p.d_qk = 264; },
       [](Problem& p) { p.d_v = 40; },
-      [](Problem& p) { p.page_size = 64; },
+      [](Problem& p) { p.page_size = 20; },
       [](Problem& p) { p.dropout = true; },
       [](Problem& p) { p.accumulate = true; },
       [](Problem& p) { p.invariance = Invariance::batch; },
