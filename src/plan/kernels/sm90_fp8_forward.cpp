@@ -35,7 +35,9 @@ constexpr Field kFields[] = {
     field<&SpecHead::split>("split").as("kSplit"),
     launched("splits", "Thread blocks that share the keys of a query tile"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
-    field<&SpecHead::page_size>("page_size").when_not_0().as("kPageSize", "keys of a page; below 0: a contiguous cache"),
+    field<&SpecHead::page_size>("page_size")
+        .when_not_0()
+        .as("kPageSize", "keys of a page; below 0: a contiguous cache"),
     field<&Sm90Fp8Forward::byte_output>("byte_output").when_set().as("kByteOutput", "O is e4m3"),
     field<&Sm90Fp8Forward::key_scales>("key_scales").when_set().as("kKeyScales", "k_scale is of keys"),
     field<&Sm90Fp8Forward::value_scales>("value_scales").when_set().as("kValueScales", "v_scale is of keys"),
