@@ -148,7 +148,8 @@ AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
   if (problem.dropout) packed.dropout = fa::plan::dropout_params(0.5);
   fa::plan::CallPlan call;
   const PlanKernels all = plan_kernels(c.specs, problem, kernels);
-  const fa::plan::BackwardChoice choice{c.specs.main.family(), aligned, c.splits, 1, problem.gradients};
+  const fa::plan::BackwardChoice choice{
+      .family = c.specs.main.family(), .aligned = aligned, .splits = c.splits, .gradients = problem.gradients};
   plan_call(problem, choice, all.specs, tensors,
             {static_cast<double>(c.attention.softmax_scale()), c.blocks, false, packed}, call);
   run_plan(call, all, memory, seed);
