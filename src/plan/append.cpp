@@ -127,6 +127,7 @@ void set_scales(const AppendInputs& inputs, kernel::AppendStoredParams& params) 
 }  // namespace
 
 Alternatives append_specs(const AppendProblem& problem) {
+  check_dtype(problem.arch, problem.dtype);
   if (problem.stored()) return {stored_spec(problem)};
   KernelSpec spec;
   spec.own = Append{problem.rotary_dims, problem.interleaved, problem.table};

@@ -8,7 +8,9 @@ namespace fa::plan {
 namespace {
 
 constexpr std::string_view kAccepted =
-    "sm_ and a compute capability from 8.0, like sm_80, sm_86, sm_89, sm_90a, sm_100a or sm_120a";
+    "sm_ and a compute capability from 7.5, like sm_75, sm_80, sm_86, sm_89, sm_90a, sm_100a or sm_120a";
+
+constexpr int kLeast = 75;  // Turing; Volta has no ldmatrix
 
 bool all_digits(std::string_view text) noexcept {
   return text.find_first_not_of("0123456789") == std::string_view::npos;
@@ -22,6 +24,8 @@ struct SharedMemory {
 
 SharedMemory shared_memory(Arch arch) noexcept {
   switch (arch.sm()) {
+    case 75:
+      return {64, 64};
     case 80:
     case 87:
       return {163, 164};
@@ -50,7 +54,7 @@ Arch parse_arch(std::string_view text) {
   const int sm = std::stoi(std::string(digits));
   arch.major = sm / 10;
   arch.minor = sm % 10;
-  if (arch.major < 8) support::throw_invalid("arch", text, kAccepted);
+  if (arch.sm() < kLeast) support::throw_invalid("arch", text, kAccepted);
   return arch;
 }
 
@@ -75,11 +79,16 @@ std::vector<Arch> substitute_targets(Arch target) {
 }
 
 ArchLimits limits(Arch arch) {
-  if (arch.major < 8) {
-    support::throw_unsupported("compute capability", fmt::format("{}.{}", arch.major, arch.minor), "8.0 or higher");
+  if (arch.sm() < kLeast) {
+    support::throw_unsupported("compute capability", fmt::format("{}.{}", arch.major, arch.minor), "7.5 or higher");
   }
   const SharedMemory shared = shared_memory(arch);
   return {shared.per_block * 1024, shared.per_sm * 1024, 65536};
+}
+
+void check_dtype(Arch arch, DType dtype) {
+  if (arch.major >= 8 || dtype == DType::f16 || dtype == DType::f32) return;
+  support::throw_unsupported("dtype", to_string(dtype), "f16 or f32 on compute capability 7.5");
 }
 
 }  // namespace fa::plan

@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include <fa/tensor.hpp>
+
 #include "support/arch.hpp"
 
 namespace fa::plan {
@@ -30,8 +32,16 @@ struct ArchLimits {
   int registers_per_sm;
 };
 
-/// Throws fa::Error(unsupported) for capabilities below 8.0.
+/// Throws fa::Error(unsupported) for capabilities below 7.5.
 ArchLimits limits(Arch arch);
+
+/// Whether tiles of long rows are smaller than elsewhere: 64 KiB are there.
+constexpr bool has_little_shared(Arch arch) noexcept {
+  return arch.major < 8;
+}
+
+/// Throws fa::Error(unsupported) for elements that kernels for `arch` do not multiply.
+void check_dtype(Arch arch, DType dtype);
 
 }  // namespace fa::plan
 

@@ -121,6 +121,7 @@ Fixed followed_backward(const Problem& problem, const Fixed& fixed, bool determi
 }
 
 BackwardPlan plan_backward(const Problem& problem, const Fixed& fixed, bool deterministic) {
+  check_dtype(problem.arch, problem.dtype);
   if (fixed.family != Family::automatic) check_family(backward_family(fixed.family), problem);
   const BackwardChoice choice = choose_backward(problem, fixed);
   const BackwardFamily& family = backward_family(choice.family);

@@ -38,6 +38,7 @@ std::array<std::size_t, 3> axes_of(const TensorView& merged) noexcept {
 }  // namespace
 
 Alternatives merge_specs(const MergeProblem& problem) {
+  check_dtype(problem.arch, problem.dtype);
   KernelSpec spec;
   spec.own = MergeStates{problem.states, problem.float_result, problem.sum};
   spec.arch = problem.arch;

@@ -209,6 +209,10 @@ void check_invariant(const Problem& problem) {
 }
 
 ForwardPlan plan_forward(const Problem& problem, const Fixed& fixed) {
+  check_dtype(problem.arch, problem.dtype);
+  if (problem.arch.major < 8 && problem.stored()) {
+    support::throw_unsupported("k_dtype", to_string(problem.k_dtype), "none on compute capability 7.5");
+  }
   if (fixed.family != Family::automatic) {
     const ForwardFamily& wanted = forward_family(fixed.family);
     const char* const misfit = wanted.misfit == nullptr ? nullptr : wanted.misfit(problem);

@@ -65,15 +65,17 @@ constexpr DqTile k32BitDq[] = {{64, 32, 4, 1}, {64, 16, 4, 1}, {32, 16, 2, 1}, {
 std::span<const Tile> preferred_tiles(const Problem& problem) {
   using Tiles = std::span<const Tile>;
   const int d = std::max(problem.d_qk, problem.d_v);
-  if (problem.dtype == DType::f32) return d <= 64 ? Tiles(k32Bit64) : d <= 128 ? Tiles(k32Bit128) : k32Bit256;
-  if (d > 256) return k16Bit512;
+  const bool little = has_little_shared(problem.arch);
+  if (problem.dtype == DType::f32)
+    return d <= 64 ? Tiles(k32Bit64) : d <= 128 && !little ? Tiles(k32Bit128) : k32Bit256;
+  if (d > (little ? 128 : 256)) return k16Bit512;
   return d <= 64 ? Tiles(k16Bit64) : d <= 128 ? Tiles(k16Bit128) : k16Bit256;
 }
 
 std::span<const DqTile> preferred_dq_tiles(const Problem& problem) {
   using Tiles = std::span<const DqTile>;
   const int d = std::max(problem.d_qk, problem.d_v);
-  if (problem.dtype == DType::f32) return k32BitDq;
+  if (problem.dtype == DType::f32 || (d > 128 && has_little_shared(problem.arch))) return k32BitDq;
   return d <= 64 ? Tiles(k16BitDq64) : d <= 128 ? Tiles(k16BitDq128) : k16BitDq256;
 }
 

@@ -102,6 +102,10 @@ constexpr TileFamily k32BitLarge[] = {{64, 4, 1, false, 1, {16, 32, 16, 16, 16}}
                                       {64, 4, 1, false, 2, {16, 32, 16, 16, 16}},
                                       {32, 2, 1, false, 1, {16, 16, 16, 16, 16}}};
 
+constexpr TileFamily k32BitLittle[] = {{64, 4, 1, false, 1, {16, 32, 16, 16, 16}},
+                                       {32, 2, 1, false, 1, {16, 16, 16, 16, 16}},
+                                       {16, 1, 1, false, 1, {16, 16, 16, 16, 16}}};
+
 // With a fixed split size: tiles of one arithmetic (row_arithmetic.hpp), whose tile_n is set later. Those that fit.
 constexpr TileFamily kFixedRows[] = {{128, 4, 1, false, 1, {}}, {64, 4, 1, false, 1, {}}, {32, 2, 1, false, 1, {}}};
 constexpr TileFamily kFixedRowsShort[] = {{64, 4, 2, false, 1, {}}, {64, 4, 1, false, 1, {}}, {32, 2, 1, false, 1, {}}};
@@ -144,6 +148,7 @@ std::span<const TileFamily> preferred_tiles(const Problem& problem, const Choice
   if (d > kWideHeadDim) return wide_tiles(problem, choice);
   if (problem.dtype == DType::f32) {
     if (d <= 64 && !choice.short_query) return k32BitSmall;
+    if (d > 192 && has_little_shared(problem.arch)) return k32BitLittle;
     return d > 192 ? Tiles(k32BitLarge) : k32BitMedium;
   }
   if (choice.few_rows > 0) {

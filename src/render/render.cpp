@@ -365,10 +365,11 @@ std::string render_unit(const plan::KernelSpec& spec) {
   if (has_variant || stored) layout += layout_of(kVariantLayouts, params);
   if (spec.place_in_memory) layout += place_layout();
   return fmt::format(
-      "// {}\n{}"
+      "// {}\n{}{}"
       "#include <{}>\n{}\n"
       "{}\n{}{}{}\n{}",  // in no namespace: a cubin carries the mangled names of constants
-      canonical(spec), spec.debug ? "#define FA_DEBUG_KERNELS 1\n" : "", unit.header, more_headers(spec), layout,
+      canonical(spec), spec.debug ? "#define FA_DEBUG_KERNELS 1\n" : "",
+      spec.arch.major < 8 ? "#define FA_TURING 1\n" : "", unit.header, more_headers(spec), layout,
       has_variant ? variant(spec) : "", config(spec), room_asserts(spec), entry(spec, params));
 }
 

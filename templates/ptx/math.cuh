@@ -178,9 +178,13 @@ FA_DEVICE uint32_t convert_pair<bf16>(float low, float high) {
 }
 template <>
 FA_DEVICE uint32_t convert_pair<f16>(float low, float high) {
+#ifdef FA_TURING  // which converts one at a time
+  return convert<f16>(low).bits | static_cast<uint32_t>(convert<f16>(high).bits) << 16;
+#else
   uint32_t y;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
   return y;
+#endif
 }
 
 /// mul.rn.{bf16x2,f16x2}: products of the halves.

@@ -7,6 +7,7 @@
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>
 #include <ptx/mma.cuh>
+#include <ptx/thread.cuh>
 #include <sm80/sm80_mma16.cuh>
 
 namespace fa::sm80 {
@@ -18,9 +19,13 @@ struct Tf32Pair {
 };
 
 FA_DEVICE Tf32Pair split_tf32(float x) {
+#ifdef FA_TURING  // which has no TF32: `big` is all of it
+  return {ptx::bits(x), 0};
+#else
   // Adding half a unit of the last kept bit and cutting rounds to nearest without the slower cvt.rna.
   const uint32_t big = (ptx::bits(x) + 0x1000u) & 0xffffe000u;
   return {big, ptx::bits(x - ptx::from_bits(big))};
+#endif
 }
 
 /// fp32 products as three TF32 products each, small terms first: close to float arithmetic at a third of the tensor
@@ -46,12 +51,32 @@ struct WarpGemm<float> {
     }
   }
 
+#ifdef FA_TURING
+  /// d += a * b by float arithmetic. The operands lie as those of the tensor cores do: lane (g, t) of A has rows g and g
+  /// + 8 of depths t and t + 4, that of B these depths of column g. Each lane asks the others for what its four sums take.
+  static FA_DEVICE void mma(float (&d)[4], const SplitA& a, Tf32Pair b0, Tf32Pair b1) {
+    const int lane = ptx::thread_index() % kWarpSize;
+    FA_UNROLL
+    for (int k = 0; k < kStep; ++k) {
+      const int t = k % 4;
+      const float upper = ptx::from_bits(ptx::shfl(a.big[k / 4 * 2], lane / 4 * 4 + t));
+      const float lower = ptx::from_bits(ptx::shfl(a.big[k / 4 * 2 + 1], lane / 4 * 4 + t));
+      FA_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        const float b = ptx::from_bits(ptx::shfl(k < 4 ? b0.big : b1.big, (lane % 4 * 2 + e) * 4 + t));
+        d[e] = ptx::fma(upper, b, d[e]);
+        d[2 + e] = ptx::fma(lower, b, d[2 + e]);
+      }
+    }
+  }
+#else
   /// d += a * b, small terms first.
   static FA_DEVICE void mma(float (&d)[4], const SplitA& a, Tf32Pair b0, Tf32Pair b1) {
     ptx::mma_m16n8k8_tf32(d, a.small, b0.big, b1.big);
     ptx::mma_m16n8k8_tf32(d, a.big, b0.small, b1.small);
     ptx::mma_m16n8k8_tf32(d, a.big, b0.big, b1.big);
   }
+#endif
 
   /// Tensor cores truncate when they accumulate, a bias that grows with the length of the sum: sums are kept to a few
   /// steps and added up here, with rounding.

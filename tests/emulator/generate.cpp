@@ -26,6 +26,7 @@
 #include "emulator/shard_specs.hpp"
 #include "emulator/specs.hpp"
 #include "emulator/statistics_specs.hpp"
+#include "emulator/turing_specs.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/schedule.hpp"
 #include "render/source.hpp"
@@ -245,6 +246,26 @@ std::string statistics_file(const fs::path& folder, std::size_t file, std::size_
   return text;
 }
 
+/// Of one architecture alone, whose macro changes what headers define: in a namespace of its own, as mutants are.
+std::string turing_file(const fs::path& folder) {
+  const fs::path own = folder / "turing";
+  const std::string line = "namespace fa::sm80 {";  // stays
+  const Mutation same{"turing", line, line, emulator::all_turing_specs().front(), {}, 1, "sm80/sm80_tf32x3.cuh"};
+  const std::string undefines = write_mutated_templates(same, own);
+  std::set<std::string> includes;
+  std::string body;
+  const std::vector<KernelSpec> specs = emulator::all_turing_specs();
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const Source source = fa::render::render(specs[i]);
+    includes.insert(include_lines(source.unit));
+    body += redirected(wrapped(source, fmt::format("turing_{}", i), canonical(specs[i])), own);
+  }
+  std::string text = "#include <emulator/registry.hpp>\n#include <emulator/instructions.hpp>\n\n" + undefines +
+                     "#define fa fa_turing\n#define FA_TURING 1\n";
+  for (const std::string& lines : includes) text += redirected(lines, own);
+  return text + "\n" + body;
+}
+
 }  // namespace
 
 /// generate FOLDER KERNEL_FILES VARIANT_FILES MUTANT_FILES PAGED_FILES APPEND_FILES MERGE_FILES INVARIANT_FILES
@@ -291,6 +312,7 @@ int main(int argc, char** argv) {
     for (std::size_t i = 0; i < statistics_files; ++i) {
       write(folder / fmt::format("statistics_{}.cpp", i), statistics_file(folder, i, statistics_files));
     }
+    write(folder / "turing.cpp", turing_file(folder));
     const std::vector<KernelSpec> specs = emulator::all_specs();
     for (std::size_t i = 0; i < kernel_files; ++i) {
       write(folder / fmt::format("kernels_{}.cpp", i), kernels_file(specs, i, kernel_files));

@@ -458,7 +458,7 @@ TEST(FindKernels, AMissSaysWhatWasRefusedAndWhichPackIsUnusable) {
 
 TEST(FindKernels, ArgumentsAreChecked) {
   AttentionConfig config = base_config();
-  test::expect_invalid("arch", [&] { find_kernels(config, kShape, "sm_75"); });
+  test::expect_invalid("arch", [&] { find_kernels(config, kShape, "sm_70"); });
   AttentionShape shape = kShape;
   shape.h_kv = 3;
   test::expect_invalid("h_q", [&] { find_kernels(config, shape, kArch); });

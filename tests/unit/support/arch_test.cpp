@@ -16,7 +16,7 @@ TEST(Arch, PrintsAndParses) {
 }
 
 TEST(Arch, RefusesWhatItCannotMean) {
-  for (const char* text : {"", "sm_", "a", "sm_9", "sm_75", "sm_90b", "sm_1000", "compute_90", "sm_90 a", "90aa"}) {
+  for (const char* text : {"", "sm_", "a", "sm_9", "sm_70", "sm_90b", "sm_1000", "compute_90", "sm_90 a", "90aa"}) {
     try {
       parse_arch(text);
       FAIL() << text;
@@ -37,7 +37,8 @@ TEST(Arch, LimitsFollowTheProgrammingGuide) {
   EXPECT_EQ(limits({11, 0, 'a'}).shared_per_block, 227 * 1024);
   EXPECT_EQ(limits({12, 1, 'a'}).shared_per_sm, 100 * 1024);
   EXPECT_EQ(limits({8, 6}).registers_per_sm, 65536);
-  EXPECT_THROW(limits({7, 5}), Error);
+  EXPECT_THROW(limits({7, 0}), Error);
+  EXPECT_EQ(limits({7, 5}).shared_per_block, 64 * 1024);
 }
 
 TEST(Arch, LowerDesktopTargetsStandInWithinAMajorVersion) {
