@@ -53,7 +53,10 @@ struct ForwardCombine {
   }
 
   FA_DEVICE void run() const {
-    if constexpr (kOverlaps<Config>) ptx::griddepcontrol_wait();  // for the partial results
+    if constexpr (kOverlaps<Config>) {
+      ptx::griddepcontrol_wait();               // for the partial results
+      ptx::griddepcontrol_launch_dependents();  // what is left takes no time
+    }
     if (row >= rows) return;
     Merge merge;
     merge.first_column = slice * kWarpSize * kColumnsOfLane;
