@@ -25,10 +25,10 @@ constexpr int kOverhead16BitPerMTile = 16;
 constexpr int kOverheadUnaligned = 12;
 constexpr int kOverheadDropout16Bit = 12;
 constexpr int kOverheadStored = 16;  // pairs on their way from 8 bits
-// Of warps that split the keys of a cache, which look up rows besides: for 16 columns of V of 8 bits; of K of 4 bits,
-// of both, and of either beside a K that is stored too where there is no Hopper.
+// Of warps that split the keys of a cache, which look up rows besides: for 16 columns of V of 8 bits; of 4 bits in K,
+// or in V beside a K that is stored too; of both; and of either where there is no Hopper.
 constexpr int kOverheadCachedValues = 3;
-constexpr int kOverheadCachedKeys4Bit = 14;
+constexpr int kOverheadCached4Bit = 14;
 constexpr int kOverheadCachedBoth4Bit = 8;
 constexpr int kOverheadCached4BitAmpere = 21;
 constexpr int kOverhead32Bit = 60;
@@ -285,7 +285,7 @@ int cached_overhead(const KernelSpec& spec) {
   const bool k_of_4_bits = is_u4(own.k_storage), v_of_4_bits = is_u4(own.v_storage);
   int registers = 0;
   if (own.v_storage != 0 && !v_of_4_bits) registers += spec.d_v / 16 * kOverheadCachedValues;
-  if (k_of_4_bits) registers += kOverheadCachedKeys4Bit;
+  if (k_of_4_bits || (v_of_4_bits && own.k_storage != 0)) registers += kOverheadCached4Bit;
   if (k_of_4_bits && v_of_4_bits) registers += kOverheadCachedBoth4Bit;
   if (spec.arch.major < 9 && own.k_storage != 0 && (k_of_4_bits || v_of_4_bits)) registers += kOverheadCached4BitAmpere;
   return registers;

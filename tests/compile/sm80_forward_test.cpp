@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include <fa/paged.hpp>
+
 #include "compile/architectures.hpp"
 #include "compile/compiler.hpp"
 #include "plan/planner.hpp"
