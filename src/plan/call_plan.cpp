@@ -172,7 +172,8 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
   if (choice.splits > 1) {
     const std::int64_t rows = std::int64_t{params.b} * params.h_q * params.s_q;
     const KernelSpec& combine = kernels[Role::combine];
-    call.add(Role::combine, ceil_div(rows, combine.warps), &params, may_start_early(combine));
+    const std::int64_t warps = rows * kernel::combine_warps(combine.d_v, combine.accumulate);
+    call.add(Role::combine, ceil_div(warps, combine.warps), &params, may_start_early(combine));
   }
   if (problem.statistics.column_sums != ColumnSums::none) {
     const KernelSpec& sums = kernels[Role::column_sums];

@@ -25,6 +25,12 @@ constexpr int kOverhead16BitPerMTile = 16;
 constexpr int kOverheadUnaligned = 12;
 constexpr int kOverheadDropout16Bit = 12;
 constexpr int kOverheadStored = 16;  // pairs on their way from 8 bits
+// Of warps that split the keys of a cache, which look up rows besides: for 16 columns of V of 8 bits; of 4 bits in K,
+// or in V beside a K that is stored too; of both; and of either where there is no Hopper.
+constexpr int kOverheadCachedValues = 3;
+constexpr int kOverheadCached4Bit = 14;
+constexpr int kOverheadCachedBoth4Bit = 8;
+constexpr int kOverheadCached4BitAmpere = 21;
 constexpr int kOverhead32Bit = 60;
 constexpr int kOverhead32BitPerMTile = 49;
 // Below this nothing of the main loop's own state fits: an override may go here, the planner does not.
@@ -271,6 +277,25 @@ std::string split_refusal(const KernelSpec& spec) {
   return {};
 }
 
+/// Whether warps split the keys of a cache whose K or V is stored in fewer bits.
+bool splits_stored_cache(const KernelSpec& spec) {
+  const Sm80Forward& own = spec.as<Sm80Forward>();
+  return own.split_warps && spec.page_size != 0 && own.stored();
+}
+
+/// What such a cache takes besides.
+int cached_overhead(const KernelSpec& spec) {
+  const Sm80Forward& own = spec.as<Sm80Forward>();
+  if (!splits_stored_cache(spec)) return 0;
+  const bool k_of_4_bits = is_u4(own.k_storage), v_of_4_bits = is_u4(own.v_storage);
+  int registers = 0;
+  if (own.v_storage != 0 && !v_of_4_bits) registers += spec.d_v / 16 * kOverheadCachedValues;
+  if (k_of_4_bits || (v_of_4_bits && own.k_storage != 0)) registers += kOverheadCached4Bit;
+  if (k_of_4_bits && v_of_4_bits) registers += kOverheadCachedBoth4Bit;
+  if (spec.arch.major < 9 && own.k_storage != 0 && (k_of_4_bits || v_of_4_bits)) registers += kOverheadCached4BitAmpere;
+  return registers;
+}
+
 /// Registers a thread with which the kernel does not spill.
 int comfortable_registers(const KernelSpec& spec) {
   const int m_tiles = m_tiles_of(spec);
@@ -278,7 +303,8 @@ int comfortable_registers(const KernelSpec& spec) {
                                                 : kOverhead16Bit + kOverhead16BitPerMTile * m_tiles;
   const int dropout = spec.dropout && spec.dtype != DType::f32 ? kOverheadDropout16Bit : 0;
   const int stored = spec.as<Sm80Forward>().stored() ? kOverheadStored : 0;
-  return sm80_forward_registers(spec) + overhead + dropout + stored + (spec.aligned ? 0 : kOverheadUnaligned);
+  return sm80_forward_registers(spec) + overhead + dropout + stored + cached_overhead(spec) +
+         (spec.aligned ? 0 : kOverheadUnaligned);
 }
 
 int blocks_that_fit(const KernelSpec& spec) {
@@ -545,7 +571,11 @@ std::vector<KernelSpec> fitting_specs(const Problem& problem, const Fixed& fixed
     if ((comfortable_registers(spec) <= kRegistersPerThread) != comfortable) return;
     spec.min_blocks = resident_blocks(spec);
     if (!fixed.has("warps_n") && costs_second_block(spec)) return;
-    if (std::ranges::find(specs, spec) == specs.end() && specs.size() < kMaxSpecs) specs.push_back(spec);
+    // Where that spills, a block less is better than a tile whose rows are mostly not there.
+    const int fewest = splits_stored_cache(spec) ? std::max(spec.min_blocks - 1, 1) : spec.min_blocks;
+    for (; spec.min_blocks >= fewest; --spec.min_blocks) {
+      if (std::ranges::find(specs, spec) == specs.end() && specs.size() < kMaxSpecs) specs.push_back(spec);
+    }
   };
   if (problem.fixed_rows()) {
     // The first alone: which one spills, an invariant call may not depend on.

@@ -3,11 +3,17 @@
 
 #include <common/packed_params.cuh>
 #include <common/types.cuh>
+#include <ptx/host_device.cuh>
 
 namespace fa::kernel {
 
 /// Of a SplitSum (log_sum.cuh).
 inline constexpr int kSplitSumFloats = 3;
+
+/// Warps that merge a query row's splits: one for as many columns as it has lanes, and one where there is a state.
+FA_HOST_DEVICE constexpr int combine_warps(int head_dim_v, bool accumulate) {
+  return accumulate ? 1 : (head_dim_v + 31) / 32;
+}
 
 /// Launch parameters of every forward kernel, written by the host and passed whole as a `const __grid_constant__`
 /// argument. Strides are in elements.

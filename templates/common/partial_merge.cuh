@@ -11,18 +11,21 @@
 namespace fa::kernel {
 
 /// A sum of the partial results of a query row, in their order: sum_i exp(lse_i - base) O_i, relative to the greatest
-/// number that one of their sums is relative to. Done by a warp: a lane reads the log-sum-exp of each 32nd, and O's
-/// loads of several are in flight, since each takes as long as all of the arithmetic. A wide O has no registers for
-/// this: its results follow each other.
-template <int kHeadDimV>
+/// number that one of their sums is relative to. Done by a warp, of all columns or of 32 times kSlots: a lane reads the
+/// log-sum-exp of each 32nd, and O's loads of several are in flight, the first of them together with those: each takes
+/// as long as all of the arithmetic. A wide O has no registers for this: its results follow each other.
+template <int kHeadDimV, int kColumnsOfLane = ceil_div(kHeadDimV, kWarpSize)>
 struct PartialMerge {
-  static constexpr int kSlots = ceil_div(kHeadDimV, kWarpSize);  // columns of a lane
-  static constexpr int kAhead = kSlots >= 8 ? 4 : 8;             // partial results whose loads are in flight
-  static constexpr bool kWide = kSlots > 8;                      // no register is left for more than one
+  static constexpr int kSlots = kColumnsOfLane;
+  static constexpr int kAhead = kSlots == 1 ? 16 : kSlots >= 8 ? 4 : 8;  // partial results whose loads are in flight
+  static constexpr bool kWide = kSlots > 8;                              // no register is left for more than one
 
   int lane = ptx::thread_index() % kWarpSize;
+  int first_column = 0;
   SplitSum total = SplitSum::of_no_keys();  // of what is added so far, relative to the base
-  float o[kSlots] = {};                     // column slot * 32 + lane
+  float o[kSlots] = {};                     // column_of(slot)
+
+  FA_DEVICE int column_of(int slot) const { return first_column + slot * kWarpSize + lane; }
 
   /// A log-sum-exp that the base has to be as great as.
   FA_DEVICE void join(const SplitSum& part) {
@@ -33,10 +36,11 @@ struct PartialMerge {
 
   /// Those of `count` partial results; `index(i)` is the row of one.
   template <class Index>
-  FA_DEVICE void join_all(const float* sums, int count, const Index& index) {
+  FA_DEVICE void join_all(const float* partial_o, const float* sums, int count, const Index& index) {
     if constexpr (kWide) {
       for (int i = 0; i < count; ++i) join(SplitSum::load(sums, index(i)));
     } else {
+      load(partial_o, 0, count, index);
       join_by_lanes(sums, count, index);
     }
   }
@@ -61,11 +65,28 @@ struct PartialMerge {
   }
 
  private:
+  float ahead[kWide ? 1 : kAhead][kSlots];  // of results whose loads are in flight
+  SplitSum own = SplitSum::of_no_keys();    // of result `lane`
+
+  template <class Index>
+  FA_DEVICE void load(const float* partial_o, int first, int count, const Index& index) {
+    FA_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      FA_UNROLL
+      for (int slot = 0; slot < kSlots; ++slot) {
+        ahead[i][slot] = 0.f;
+        if (first + i < count && column_of(slot) < kHeadDimV)
+          ahead[i][slot] = ptx::ld_global(partial_o + index(first + i) * kHeadDimV + column_of(slot));
+      }
+    }
+  }
+
   template <class Index>
   FA_DEVICE void join_by_lanes(const float* sums, int count, const Index& index) {
     for (int first = 0; first < count; first += kWarpSize) {
       SplitSum part = SplitSum::of_no_keys();
       if (first + lane < count) part = SplitSum::load(sums, index(first + lane));
+      if (first == 0) own = part;
       const float high = warp_max(part.high);
       uint32_t holders = ptx::vote_ballot(part.high == high);
       if ((holders & (holders - 1)) != 0) {  // rare: products that one float does not tell apart
@@ -91,8 +112,7 @@ struct PartialMerge {
       const float* const partial = partial_o + index(i) * kHeadDimV;
       FA_UNROLL
       for (int slot = 0; slot < kSlots; ++slot) {
-        const int column = slot * kWarpSize + lane;
-        if (column < kHeadDimV) o[slot] += weight * ptx::ld_global(partial + column);
+        if (column_of(slot) < kHeadDimV) o[slot] += weight * ptx::ld_global(partial + column_of(slot));
       }
     }
   }
@@ -100,28 +120,18 @@ struct PartialMerge {
   template <class Index>
   FA_DEVICE void add_ahead(const float* partial_o, const float* sums, int count, const Index& index) {
     for (int first = 0; first < count; first += kWarpSize) {
-      float own = 0.f;
-      if (first + lane < count) own = weight_of(SplitSum::load(sums, index(first + lane)));
+      if (first > 0) own = first + lane < count ? SplitSum::load(sums, index(first + lane)) : SplitSum::of_no_keys();
+      const float weight_of_lane = weight_of(own);
       const int end = count - first < kWarpSize ? count - first : kWarpSize;
       for (int at = 0; at < end; at += kAhead) {
-        float values[kAhead][kSlots];
-        FA_UNROLL
-        for (int i = 0; i < kAhead; ++i) {
-          FA_UNROLL
-          for (int slot = 0; slot < kSlots; ++slot) {
-            const int column = slot * kWarpSize + lane;
-            values[i][slot] = 0.f;
-            if (at + i < end && column < kHeadDimV)
-              values[i][slot] = ptx::ld_global(partial_o + index(first + at + i) * kHeadDimV + column);
-          }
-        }
+        if (first + at > 0) load(partial_o, first + at, count, index);
         FA_UNROLL
         for (int i = 0; i < kAhead; ++i) {
           if (at + i >= end) break;
-          const float weight = shuffled(own, at + i);
+          const float weight = shuffled(weight_of_lane, at + i);
           total.sum += weight;
           FA_UNROLL
-          for (int slot = 0; slot < kSlots; ++slot) o[slot] += weight * values[i][slot];
+          for (int slot = 0; slot < kSlots; ++slot) o[slot] += weight * ahead[i][slot];
         }
       }
     }

@@ -19,7 +19,7 @@ namespace fa::kernel {
 template <class T, class Variant, int kHeadDimV, class Params, class Row, class Index>
 FA_DEVICE void merge_splits(const Params& params, int splits, const Row& row, Index index) {
   PartialMerge<kHeadDimV> merge;
-  merge.join_all(params.partial_lse, splits, index);
+  merge.join_all(params.partial_o, params.partial_lse, splits, index);
   [[maybe_unused]] SplitSum sink;
   if constexpr (Variant::kSink) {
     sink = SplitSum::of_term(sink_of(params.variant, row.head()));
@@ -27,16 +27,15 @@ FA_DEVICE void merge_splits(const Params& params, int splits, const Row& row, In
   }
   merge.begin();
   merge.add_all(params.partial_o, params.partial_lse, splits, index);
-  const int lane = merge.lane;
   if constexpr (Variant::kSink) merge.total.sum += merge.weight_of(sink);
   const float inverse = merge.inverse_sum();
   T* target = static_cast<T*>(params.o) + row.offset(params.stride_o_b, params.stride_o_h, params.stride_o_s);
   FA_UNROLL
   for (int slot = 0; slot < merge.kSlots; ++slot) {
-    const int column = slot * kWarpSize + lane;
+    const int column = merge.column_of(slot);
     if (column < kHeadDimV) ptx::st_global(target + column, ptx::convert<T>(merge.o[slot] * inverse));
   }
-  if (params.lse != nullptr && lane == 0) {
+  if (params.lse != nullptr && merge.lane == 0) {
     ptx::st_global(params.lse + row.offset(params.stride_lse_b, params.stride_lse_h, params.stride_lse_s),
                    merge.total.value());
   }

@@ -57,6 +57,9 @@ struct Forward : Products<ForwardTraits<Config>> {
   FA_DEVICE void run() {
     if (ptx::thread_index() == 0) init_barriers();
     if constexpr (kAffineProduct) number_keys();
+    if constexpr (Config::kSplit) {  // a call of few KV tiles, which is long in its start
+      if (ptx::thread_index() == 0) ptx::prefetch_tensor_map(p.map_k);
+    }
     ptx::griddepcontrol_wait();  // for what earlier kernels write, and for those that still read what this one writes
     if constexpr (kDropout) {
       if (ptx::thread_index() == 0) kernel::Dropout::share(params.dropout, dropout_shared());

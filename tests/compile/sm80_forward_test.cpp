@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include <fa/paged.hpp>
+
 #include "compile/architectures.hpp"
 #include "compile/compiler.hpp"
 #include "plan/planner.hpp"
@@ -128,6 +130,34 @@ TEST_P(Sm80ForwardCompile, FourBitsDoNotSpill) {
       EXPECT_TRUE(planned.kernel.stored());
       expect_clean(planned);
       ++n;
+    }
+  }
+}
+
+// Decodes over caches of 8 and 4 bits take the tile of few rows, with as many blocks as have their registers: ptxas may
+// not find out that it spills, or another tile is taken.
+TEST_P(Sm80ForwardCompile, FewRowsOfStoredCachesDoNotSpill) {
+  const std::string arch = GetParam();
+  if (arch != "sm_80" && arch != "sm_90a") GTEST_SKIP() << "an alternative may serve";
+  std::size_t n = 0;
+  for (const HeadDims& dims : {HeadDims{128, 128}, {64, 64}}) {
+    for (const DType k : {DType::bf16, DType::e4m3, DType::i8, DType::u4x2}) {
+      for (const DType v : {DType::bf16, DType::e4m3, DType::i8, DType::u4x2}) {
+        if (k == DType::bf16 && v == DType::bf16) continue;
+        const std::size_t turn = n++;
+        if (!test::has_turn(arch, turn)) continue;
+        plan::Problem p = problem(dims, DType::bf16, false);
+        p.k_dtype = k;
+        p.v_dtype = v;
+        p.group_size = k == DType::u4x2 || v == DType::u4x2 ? 32 : 0;
+        p.page_size = turn % 2 == 0 ? 16 : kContiguous;
+        p.h_kv = 4;
+        p.s_q = 1;
+        p.s_kv = 8192;
+        const plan::KernelSpec first = plan::plan_forward(p, {}).kernel;
+        EXPECT_TRUE(first.as<plan::Sm80Forward>().split_warps);
+        EXPECT_EQ(expect_compiles(first), 0) << canonical(first);
+      }
     }
   }
 }

@@ -57,10 +57,15 @@ std::vector<Mutation> forward_combine_mutations() {
                                                {global_out_of_bounds},
                                                2},
                                               {"hopper_combine_beside_the_kernel_before",
-                                               "if constexpr (kOverlaps<Config>) ptx::griddepcontrol_wait();",
+                                               "ptx::griddepcontrol_wait();",
                                                "",
                                                sm90_split(),
                                                {too_early}},
+                                              {"combine_slices_overlap",
+                                               "merge.first_column = slice * kWarpSize * kColumnsOfLane;",
+                                               "merge.first_column = slice / 2 * kWarpSize * kColumnsOfLane;",
+                                               sm80_split(),
+                                               {global_uninitialised}},
                                           });
 }
 

@@ -88,8 +88,8 @@ std::vector<Mutation> work_lists_mutations() {
 std::vector<Mutation> split_row_mutations() {
   return in("common/partial_merge.cuh", {
                                             {"splits_weigh_the_same",
-                                             "const float weight = shuffled(own, at + i);",
-                                             "const float weight = 1.f + 0.f * shuffled(own, at + i);",
+                                             "const float weight = shuffled(weight_of_lane, at + i);",
+                                             "const float weight = 1.f + 0.f * shuffled(weight_of_lane, at + i);",
                                              sm80_scheduled(),
                                              {}},
                                             {"splits_weigh_without_their_sums",

@@ -397,6 +397,31 @@ TEST(Choice, BlocksOfShortQueriesShareAMultiprocessor) {
   EXPECT_EQ(blocks(decode), 1) << "warps that draw take registers";
 }
 
+// What does not spill, ptxas decides: behind each tile of few rows comes the same with a block less.
+TEST(ForwardPlan, StoredCachesKeepTheTileOfFewRows) {
+  for (const auto& [d, k, v, blocks] : {std::tuple{128, DType::e4m3, DType::e4m3, 2},
+                                        {128, DType::bf16, DType::i8, 2},
+                                        {128, DType::e4m3, DType::bf16, 3},
+                                        {64, DType::i8, DType::i8, 4},
+                                        {64, DType::u4x2, DType::bf16, 3}}) {
+    for (const int page_size : {16, -1}) {
+      Problem problem = shaped(8, 32, 8, 1, 8192);
+      problem.d_qk = problem.d_v = d;
+      problem.page_size = page_size;
+      problem.k_dtype = k;
+      problem.v_dtype = v;
+      problem.group_size = k == DType::u4x2 ? 32 : 0;
+      const ForwardPlan plan = plan_forward(problem, {});
+      EXPECT_TRUE(plan.kernel.as<Sm80Forward>().split_warps);
+      EXPECT_EQ(plan.kernel.min_blocks, blocks) << canonical(plan.kernel);
+      KernelSpec next = plan.kernel;
+      next.min_blocks -= 1;
+      ASSERT_FALSE(plan.alternatives.empty());
+      EXPECT_EQ(plan.alternatives.front(), next);
+    }
+  }
+}
+
 TEST(Choice, BlocksFindTheirPartsOfFewRowsByThemselves) {
   const Fixed wanted{Family::sm80, {{"own_parts", 1}}};
   const auto finds = [&](const Problem& problem, const std::optional<Fixed>& given = {}) {
