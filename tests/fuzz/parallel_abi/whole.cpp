@@ -268,8 +268,10 @@ bool Whole::compute(const Setup& setup, bool backward) {
   inputs.sink = config.sink != 0 ? &tensors[kSink] : nullptr;
   inputs.sequences = setup.packed() ? &sequences : nullptr;
   inputs.dropout = config.dropout > 0 ? &setup.dropout : nullptr;
-  const fa_forward_outputs outputs{
-      sizeof(fa_forward_outputs), 0, &tensors[kO], &tensors[kLse], nullptr, nullptr, nullptr};
+  fa_forward_outputs outputs{};
+  outputs.struct_size = sizeof outputs;
+  outputs.o = &tensors[kO];
+  outputs.lse = &tensors[kLse];
   if (fa_forward(attention.get(), &inputs, &outputs, nullptr, nullptr) != FA_OK) return false;
   if (!backward) return true;
   fa_backward_inputs given{};
