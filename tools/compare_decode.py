@@ -129,7 +129,7 @@ class Row:
 
     def _fa3(self, fa3):
         spec = self.spec
-        if fa3 is None:
+        if fa3 is None or spec.elements() > decode_rows.FA3_ELEMENTS:
             return None
         if spec.packed and not spec.page_size:
             return [lambda t=t: output_of(fa3.flash_attn_varlen_func(

@@ -9,6 +9,7 @@ import statistics
 PAGE_SIZES = (0, 16, 64)  # 0: contiguous
 MOST_BYTES = 24e9  # of K and V
 ELEMENT_BYTES = {"bf16": 2, "f16": 2}
+FA3_ELEMENTS = 2**31  # of k: beyond them FlashAttention-3 reads elsewhere, which ends in an illegal access
 PEERS = ("cudnn", "fa2", "fa3", "flashinfer")
 # What a run without --decode leaves as it is in a results file.
 DECODE_KEYS = ("decode", "decode_templates", "decode_commit", "decode_method", "decode_conditions")
@@ -69,6 +70,14 @@ class Spec:
 
     def pages(self):
         return sum(-(-keys // self.page_size) for keys in self.keys)
+
+    def elements(self):
+        """Of k, and of v, as they lie in memory."""
+        if self.page_size:
+            keys = self.pages() * self.page_size
+        else:
+            keys = self.b * self.s_kv if self.contiguous else sum(self.keys)
+        return keys * self.h_kv * self.d
 
     def name(self):
         """What --rows is matched with."""

@@ -55,6 +55,14 @@ def test_requests_differ_where_the_variant_says_so():
     assert [row.packed for row in paged] == [False, False, True]  # queries alone are packed over pages
 
 
+def test_elements_are_those_that_lie_in_memory():
+    rows = {row.variant: row for row in decode_rows.all_rows([0]) if row.variant}
+    ragged = rows["ragged=log-uniform:16:32768"]
+    assert ragged.elements() == 128 * max(ragged.keys) * 8 * 128 > decode_rows.FA3_ELEMENTS
+    assert decode_rows.even("x", 3, 40).elements() == 3 * 40 * 8 * 128
+    assert decode_rows.even("x", 3, 40, page_size=16).elements() == 3 * 48 * 8 * 128
+
+
 def test_bytes_are_those_of_k_v_q_and_o():
     row = decode_rows.Spec("x", (1, 4), (100, 33), h_q=6, h_kv=2, d=64, page_size=16)
     assert row.kv_bytes() == 2 * 133 * 2 * 64 * 2
