@@ -223,6 +223,7 @@ BackwardSpecs to_specs(const Sm90Shape& shape) {
   both.without_dq = !shape.wanted.dq;
   both.main.as<fa::plan::Sm90Backward>().ordered_dq = shape.ordered;
   both.main.as<fa::plan::Sm90Backward>().split_blocks = shape.split_blocks;
+  both.main.as<fa::plan::Sm90Backward>().rows_without_keys = shape.causal;  // the planned ones have none
   both.main.split = shape.split;
   both.dq.own = fa::plan::Sm80BackwardDq{};
   both.dq.tile_m = kDqTiles[0].tile_m;

@@ -67,7 +67,7 @@ void run_blocks(ErasedKernel kernel, const void* params, Memory& memory, const L
                 Progress& progress) noexcept {
   int block = 0;
   try {
-    Machine machine(options.threads, options.shared_bytes, options.grid, options.cluster, memory);
+    Machine machine(options.threads, options.shared_bytes, options.grid, options.cluster, memory, options.resident);
     machine.start_early(options.early);
     machine.watch(&progress.failed);
     int taken = 0;

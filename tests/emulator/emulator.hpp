@@ -17,6 +17,7 @@ struct LaunchOptions {
   int shared_bytes = 0;    ///< dynamic shared memory of a block
   std::uint64_t seed = 0;  ///< decides the order of threads and when asynchronous copies arrive
   int workers = 2;         ///< OS threads; clusters are independent
+  int resident = 1;        ///< blocks that share the registers of a multiprocessor
   int cluster = 1;         ///< consecutive blocks that reach each other's shared memory; the grid is a multiple of it
   bool last_first =
       false;           ///< clusters wait for earlier ones, all run at once: each starts when the one after it waits

@@ -53,7 +53,8 @@ void write(const fs::path& path, const std::string& text) {
 /// The unit in a namespace of its own, and its registration. Its #include lines have come before, outside of it.
 std::string wrapped(const Source& source, const std::string& scope, const std::string& name) {
   return fmt::format(
-      "namespace {0} {{\n{1}\nconst emulator::Registration registration(\"{2}\", {3}_entry, {3}_threads);\n"
+      "namespace {0} {{\n{1}\nconst emulator::Registration registration(\"{2}\", {3}_entry, {3}_threads, "
+      "{3}_min_blocks);\n"
       "}}  // namespace {0}\n\n",
       scope, source.unit, name, source.kernel_name);
 }

@@ -36,6 +36,7 @@ void run_kernel(const KernelSpec& spec, const std::string& name, std::int64_t gr
   LaunchOptions options;
   options.grid = static_cast<int>(grid);
   options.threads = kernel.threads;
+  options.resident = kernel.min_blocks;
   options.seed = seed;
   launch(kernel.entry, params, memory, options);
 }

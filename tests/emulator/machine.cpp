@@ -27,9 +27,9 @@ constexpr int kMaxRegisters = 256;
 constexpr std::size_t kFirstProduct = 1024;  // agents of a Clock: threads, products of warps, barriers
 constexpr std::size_t kFirstBarrier = kFirstProduct + 32;
 
-/// What a kernel with the launch bounds of one block gets: all there is.
-int launch_registers(int threads) {
-  return std::min(kMaxRegisters, kRegisterFile / threads / 8 * 8);
+/// What a thread gets whose block shares a multiprocessor with others: all there is.
+int launch_registers(int threads, int resident) {
+  return std::min(kMaxRegisters, kRegisterFile / (threads * resident) / 8 * 8);
 }
 
 thread_local Machine* current_machine = nullptr;
@@ -53,8 +53,8 @@ Machine& Machine::of(const Lane&) {
   return *current_machine;
 }
 
-Machine::Machine(int threads, int shared_bytes, int blocks, int cluster, Memory& memory)
-    : memory_(memory), blocks_(blocks) {
+Machine::Machine(int threads, int shared_bytes, int blocks, int cluster, Memory& memory, int resident)
+    : memory_(memory), blocks_(blocks), resident_(resident) {
   for (int rank = 0; rank < cluster; ++rank) {
     Block& block = *cluster_.emplace_back(std::make_unique<Block>(shared_bytes, rank));
     for (int w = 0; w < threads / kWarpSize; ++w) {
@@ -118,7 +118,7 @@ void Machine::prepare(int first_block, std::uint64_t seed) {
   random_ = (seed + 1) * 0x9e3779b97f4a7c15u ^ (static_cast<std::uint64_t>(first_block) + 1) * 0xd1b54a32d192ed03u;
   if (random_ == 0) random_ = 1;
   for (int i = 0; i < 4; ++i) random();  // neighbouring seeds part ways
-  for (const auto& warp : warps_) prepare(*warp, launch_registers(threads()));
+  for (const auto& warp : warps_) prepare(*warp, launch_registers(threads(), resident_));
 }
 
 void Machine::prepare(Warp& warp, int registers) {

@@ -169,7 +169,7 @@ class Machine {
  public:
   using Kernel = void (*)(const void* context);
 
-  Machine(int threads, int shared_bytes, int blocks, int cluster, Memory& memory);
+  Machine(int threads, int shared_bytes, int blocks, int cluster, Memory& memory, int resident = 1);
   ~Machine();
   Machine(const Machine&) = delete;
   Machine& operator=(const Machine&) = delete;
@@ -341,6 +341,7 @@ class Machine {
 
   Memory& memory_;
   int blocks_;
+  int resident_;  // blocks that share the registers of a multiprocessor
   std::vector<std::unique_ptr<Block>> cluster_;
   std::vector<std::unique_ptr<Warp>> warps_;
   boost::context::fiber scheduler_;            // run_cluster

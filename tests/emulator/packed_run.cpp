@@ -143,6 +143,7 @@ class Call {
     LaunchOptions options;
     options.grid = static_cast<int>(grid);
     options.threads = kernel.threads;
+    options.resident = kernel.min_blocks;
     options.shared_bytes = fa::plan::shared_bytes(spec);
     options.seed = c_.schedule;
     launch(kernel.entry, params, memory_, options);

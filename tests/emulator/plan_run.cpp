@@ -82,6 +82,7 @@ void run_plan(CallPlan& call, const PlanKernels& kernels, Memory& memory, std::u
     LaunchOptions options;
     options.grid = static_cast<int>(step.grid);
     options.threads = kernel.threads;
+    options.resident = kernel.min_blocks;
     options.shared_bytes = fa::plan::shared_bytes(spec);
     options.seed = seed;
     options.cluster = spec.cluster();

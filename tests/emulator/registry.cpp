@@ -13,8 +13,8 @@ std::map<std::string, RegisteredKernel>& kernels() {
 
 }  // namespace
 
-Registration::Registration(const std::string& name, ErasedKernel entry, int threads) {
-  kernels()[name] = {entry, threads};
+Registration::Registration(const std::string& name, ErasedKernel entry, int threads, int min_blocks) {
+  kernels()[name] = {entry, threads, min_blocks};
 }
 
 const RegisteredKernel& registered_kernel(const std::string& name) {

@@ -11,11 +11,12 @@ namespace emulator {
 struct RegisteredKernel {
   ErasedKernel entry = nullptr;
   int threads = 0;
+  int min_blocks = 1;  ///< resident on a multiprocessor
 };
 
 /// What generated translation units define, to be found by name.
 struct Registration {
-  Registration(const std::string& name, ErasedKernel entry, int threads);
+  Registration(const std::string& name, ErasedKernel entry, int threads, int min_blocks);
 };
 
 /// Throws std::out_of_range for a name that nobody registered.
