@@ -58,6 +58,14 @@ struct ForwardParams {
   };
 };
 
+/// Whether splits leave few rows to merge: then the blocks of the merge may wait beside those of its forward, and those
+/// of the next forward beside the merge. More of them would take the places of blocks that read keys.
+template <class Params>
+FA_HOST_DEVICE constexpr bool merges_few_rows(const Params& params) {
+  constexpr int64_t kFewRows = 128;
+  return int64_t{params.b} * params.h_q * params.s_q <= kFewRows;
+}
+
 }  // namespace fa::kernel
 
 #endif  // FA_TEMPLATES_COMMON_FORWARD_PARAMS_CUH_

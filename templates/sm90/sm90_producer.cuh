@@ -38,8 +38,9 @@ struct Producer : Schedule<Traits> {
   FA_DEVICE void produce_q_and_k(bool leads) const {
     ptx::prefetch_tensor_map(p.map_q);
     ptx::prefetch_tensor_map(p.map_k);
-    // Of splits the next kernel merges: it is to wait where it runs.
-    if constexpr (Config::kSplit) ptx::griddepcontrol_launch_dependents();
+    if constexpr (Config::kSplit) {  // the next kernel merges: it is to wait where it runs
+      if (kernel::merges_few_rows(p)) ptx::griddepcontrol_launch_dependents();
+    }
     RingSlot<kStages> k_slot;
     RingSlot<kQBuffers> q_slot;
     if constexpr (kDynamic) {
@@ -62,7 +63,7 @@ struct Producer : Schedule<Traits> {
     post(q_slot.index, {});                                        // the end: no KV tile
     if constexpr (kDynamic) ptx::mbarrier_arrive(work_full(q_slot.index));
     ptx::mbarrier_arrive(q_full(q_slot.index));
-    if constexpr (!Config::kSplit) ptx::griddepcontrol_launch_dependents();  // the last query tile is left
+    ptx::griddepcontrol_launch_dependents();  // the last query tile is left
   }
 
   FA_DEVICE void load_q_and_k(RingSlot<kStages>& k_slot, RingSlot<kQBuffers>& q_slot, const Query& work) const {
