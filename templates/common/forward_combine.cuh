@@ -54,7 +54,7 @@ struct ForwardCombine {
 
   FA_DEVICE void run() const {
     if constexpr (kOverlaps<Config>) {
-      ptx::griddepcontrol_wait();  // for the partial results
+      ptx::griddepcontrol_wait();                                            // for the partial results
       if (merges_few_rows(params)) ptx::griddepcontrol_launch_dependents();  // what is left takes no time
     }
     if (row >= rows) return;
