@@ -1,3 +1,4 @@
+// More than 600 lines: what fits, what is refused and which tiles are tried count the same registers, and change together.
 #include "plan/sm80_forward.hpp"
 
 #include <fmt/format.h>

@@ -39,7 +39,7 @@ struct Producer : Schedule<Traits> {
     ptx::prefetch_tensor_map(p.map_q);
     ptx::prefetch_tensor_map(p.map_k);
     if constexpr (Config::kSplit) {  // the next kernel merges: it is to wait where it runs
-      if (kernel::merges_few_rows(p)) ptx::griddepcontrol_launch_dependents();
+      if (kernel::merges_few_rows(params)) ptx::griddepcontrol_launch_dependents();
     }
     RingSlot<kStages> k_slot;
     RingSlot<kQBuffers> q_slot;
