@@ -1,4 +1,4 @@
-// More than 600 lines: what fits, what is refused and which tiles are tried count the same registers, and change together.
+// More than 600 lines: fits, refusals and tiles count the same registers.
 #include "plan/sm80_forward.hpp"
 
 #include <fmt/format.h>

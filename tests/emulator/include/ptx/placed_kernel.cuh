@@ -10,7 +10,8 @@
     const auto* const addresses = static_cast<const void* const*>(both);                       \
     name(*static_cast<const Params*>(addresses[0]), *static_cast<const Place*>(addresses[1])); \
   }                                                                                            \
-  [[maybe_unused]] static constexpr int name##_threads = (threads) + 0 * (min_blocks);         \
+  [[maybe_unused]] static constexpr int name##_threads = threads;                              \
+  [[maybe_unused]] static constexpr int name##_min_blocks = min_blocks;                        \
   static void name(const Params& params, const Place& place)
 #define FA_PLACED_CLUSTER_KERNEL(name, Params, Place, threads, min_blocks, cluster) \
   FA_PLACED_KERNEL(name, Params, Place, threads, min_blocks)
