@@ -17,11 +17,11 @@ struct LaunchOptions {
   int shared_bytes = 0;    ///< dynamic shared memory of a block
   std::uint64_t seed = 0;  ///< decides the order of threads and when asynchronous copies arrive
   int workers = 2;         ///< OS threads; clusters are independent
-  int resident = 1;        ///< blocks that share the registers of a multiprocessor
   int cluster = 1;         ///< consecutive blocks that reach each other's shared memory; the grid is a multiple of it
   bool last_first =
       false;           ///< clusters wait for earlier ones, all run at once: each starts when the one after it waits
   bool early = false;  ///< the kernel before it may still run: until griddepcontrol.wait, only inputs can be read
+  int resident = 1;    ///< blocks that share the registers of a multiprocessor
 };
 
 struct LaunchStatistics {
