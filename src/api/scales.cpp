@@ -81,8 +81,8 @@ TensorView check_fp8_scale(const char* name, const TensorView& given, const char
 /// Scales of keys in pages, [pages, h_kv, page_size].
 TensorView check_page_scale(const char* name, const TensorView& given, const TensorView& of) {
   if (!given.defined()) return {};
-  const std::string axes =
-      fmt::format("f32 [{}, {}, {}], the rows of {}", of.shape[0], of.shape[1], of.shape[2], name[0] == 'k' ? "k" : "v");
+  const std::string axes = fmt::format("f32 [{}, {}, {}], the rows of {}", of.shape[0], of.shape[1], of.shape[2],
+                                       name[0] == 'k' ? "k" : "v");
   if (given.dtype != DType::f32) throw_invalid(name, to_string(given.dtype), axes);
   if (given.rank != 3 || !std::equal(of.shape.begin(), of.shape.begin() + 3, given.shape.begin())) {
     throw_invalid(name, fmt::format("shape {}", shape_text(given)), axes);

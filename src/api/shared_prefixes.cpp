@@ -78,7 +78,8 @@ AttentionConfig config_of_levels(const AttentionConfig& config, const Functions&
     support::throw_unsupported("invariance", to_string(config.invariance), "none with shared prefixes");
   }
   if (config.accumulate) support::throw_unsupported("accumulate", "true", "false with shared prefixes");
-  if (is_fp8(config.dtype)) support::throw_unsupported("dtype", to_string(config.dtype), "16 bits with shared prefixes");
+  if (is_fp8(config.dtype))
+    support::throw_unsupported("dtype", to_string(config.dtype), "16 bits with shared prefixes");
   if (config.statistics.any()) support::throw_unsupported("statistics", "given", "none with shared prefixes");
   check_functions(config, functions);
   AttentionConfig level = config;

@@ -52,8 +52,9 @@ struct WarpGemm<float> {
   }
 
 #ifdef FA_TURING
-  /// d += a * b by float arithmetic. The operands lie as those of the tensor cores do: lane (g, t) of A has rows g and g
-  /// + 8 of depths t and t + 4, that of B these depths of column g. Each lane asks the others for what its four sums take.
+  /// d += a * b by float arithmetic. The operands lie as those of the tensor cores do: lane (g, t) of A has rows g and
+  /// g + 8 of depths t and t + 4, that of B these depths of column g. Each lane asks the others for what its four sums
+  /// take.
   static FA_DEVICE void mma(float (&d)[4], const SplitA& a, Tf32Pair b0, Tf32Pair b1) {
     const int lane = ptx::thread_index() % kWarpSize;
     FA_UNROLL

@@ -49,24 +49,22 @@ std::vector<Mutation> online_softmax_mutations() {
 
 std::vector<Mutation> forward_combine_mutations() {
   using enum FaultKind;
-  return in("common/forward_combine.cuh", {
-                                              {"combine_reads_past_the_splits",
-                                               "params.partial_lse, params.splits, index)",
-                                               "params.partial_lse, params.splits + 1, index)",
-                                               sm80_split(),
-                                               {global_out_of_bounds},
-                                               2},
-                                              {"hopper_combine_beside_the_kernel_before",
-                                               "ptx::griddepcontrol_wait();",
-                                               "",
-                                               sm90_split(),
-                                               {too_early}},
-                                              {"combine_slices_overlap",
-                                               "merge.first_column = slice * kWarpSize * kColumnsOfLane;",
-                                               "merge.first_column = slice / 2 * kWarpSize * kColumnsOfLane;",
-                                               sm80_split(),
-                                               {global_uninitialised}},
-                                          });
+  return in(
+      "common/forward_combine.cuh",
+      {
+          {"combine_reads_past_the_splits",
+           "params.partial_lse, params.splits, index)",
+           "params.partial_lse, params.splits + 1, index)",
+           sm80_split(),
+           {global_out_of_bounds},
+           2},
+          {"hopper_combine_beside_the_kernel_before", "ptx::griddepcontrol_wait();", "", sm90_split(), {too_early}},
+          {"combine_slices_overlap",
+           "merge.first_column = slice * kWarpSize * kColumnsOfLane;",
+           "merge.first_column = slice / 2 * kWarpSize * kColumnsOfLane;",
+           sm80_split(),
+           {global_uninitialised}},
+      });
 }
 
 std::vector<Mutation> dropout_mutations() {
