@@ -57,7 +57,7 @@ fa::plan::Problem problem_of(const KernelSpec& spec, const PagedCase& c, const P
 class Call {
  public:
   Call(const KernelSpec& spec, const PagedCase& c, const PagedData& data, const PagedRun& run)
-      : spec_(spec), c_(c), data_(data), run_(run), taken_(rows_of_requests(c, data)) {
+      : spec_(spec), data_(data), run_(run), taken_(rows_of_requests(c, data)) {
     args.sequences.cu_q = place_array(memory, "cu_seqlens_q", data.cu_q);
     args.sequences.used_kv = place_array(memory, "seqused_kv", data.used_kv);
     args.paged.batch_index = place_array(memory, "batch_index", data.batch_index);
@@ -143,7 +143,6 @@ class Call {
   }
 
   const KernelSpec& spec_;
-  const PagedCase& c_;
   const PagedData& data_;
   const PagedRun& run_;
   std::vector<bool> taken_;
