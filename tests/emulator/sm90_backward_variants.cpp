@@ -114,7 +114,7 @@ BackwardSpecs backward_specs_of(const Sm90BackwardVariant& variant) {
   const fa::AttentionShape shape{.b = 1,
                                  .h_q = 2,
                                  .h_kv = 1,
-                                 .s_q = kAnyLength + 1,  // with rows in front of the diagonal
+                                 .s_q = 2 * kAnyLength,  // rows in front of any diagonal
                                  .s_kv = kAnyLength,
                                  .total_q = kAnyLength,
                                  .total_kv = kAnyLength,
