@@ -11,6 +11,7 @@ if(FA_PRECOMPILE)
   file(WRITE ${PROJECT_BINARY_DIR}/precompiled/empty.cpp "")
   add_library(fa_precompiled OBJECT ${PROJECT_BINARY_DIR}/precompiled/empty.cpp)
   target_link_libraries(fa_precompiled PRIVATE fa_flags fa_fmt Threads::Threads)
+  target_compile_options(fa_precompiled PRIVATE $<$<CONFIG:Release>:-O2>)
   target_precompile_headers(fa_precompiled PRIVATE ${common_headers})
 endif()
 

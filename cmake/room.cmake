@@ -21,10 +21,10 @@ if(FA_BUILD_FUZZERS)
   target_compile_options(fa_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 
-# fa_room(NAME SOURCES... [USES rooms...] [LINKS targets...] [SMALL])
-# SMALL: nothing in it runs at every call, so that a release has it in few bytes.
+# fa_room(NAME SOURCES... [USES rooms...] [LINKS targets...] [SMALL | FAST])
+# SMALL: nothing in it runs at every call, so that a release has it in few bytes. FAST: it computes.
 function(fa_room name)
-  cmake_parse_arguments(ROOM "SMALL" "" "SOURCES;USES;LINKS" ${ARGN})
+  cmake_parse_arguments(ROOM "SMALL;FAST" "" "SOURCES;USES;LINKS" ${ARGN})
   add_library(fa_${name} OBJECT ${ROOM_SOURCES})
   target_include_directories(fa_${name} PUBLIC ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src
                                                ${PROJECT_SOURCE_DIR})
@@ -33,9 +33,13 @@ function(fa_room name)
   if(NOT fa_shared)
     target_compile_definitions(fa_${name} PUBLIC FA_STATIC)
   endif()
-  if(ROOM_SMALL)  # without precompiled headers, which are of one level of optimisation
+  # Precompiled headers are of one level of optimisation.
+  if(ROOM_SMALL)
     target_compile_options(fa_${name} PRIVATE $<$<CONFIG:Release>:-Os>)
+  elseif(ROOM_FAST)
+    target_compile_options(fa_${name} PRIVATE $<$<CONFIG:Release>:-O3>)
   else()
+    target_compile_options(fa_${name} PRIVATE $<$<CONFIG:Release>:-O2>)
     fa_use_precompiled(fa_${name})
   endif()
   set_property(GLOBAL APPEND PROPERTY FA_ROOMS fa_${name})
