@@ -155,6 +155,8 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
   if (problem.variants != nullptr) params.variant = variant_params(problem, tensors.variant, scale);
 
   const bool persistent = spec.kernel().persistent;
+  const bool by_parts = spec.scheduled() || spec.own_parts();
+  const ScheduleShape schedule = by_parts ? schedule_shape(problem, spec, multiprocessors) : ScheduleShape();
   if (persistent) multiprocessors *= spec.min_blocks;  // as many blocks stay to the end
   const std::int64_t heads = problem.b * params.heads;
   if (spec.dynamic()) {
@@ -185,8 +187,6 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
     if (problem.contiguous()) params.paged.rows = params.paged.pages;
     if (spec.kernel().tensor_maps) params.paged.heads_a_page = static_cast<int>(heads_a_page(tensors.k));
   }
-  const bool by_parts = spec.scheduled() || spec.own_parts();
-  const ScheduleShape schedule = by_parts ? schedule_shape(problem, spec, multiprocessors) : ScheduleShape();
   if (by_parts) {
     params.paged.parts = schedule.parts;
     params.paged.slots = static_cast<int>(schedule.slots);

@@ -62,8 +62,12 @@ bool KernelSpec::scheduled() const noexcept {
 }
 
 bool KernelSpec::own_parts() const noexcept {
-  const auto* const forward = std::get_if<Sm80Forward>(&own);
-  return forward != nullptr && forward->own_parts;
+  return std::visit(
+      [](const auto& which) {
+        if constexpr (requires { which.own_parts; }) return which.own_parts;
+        return false;
+      },
+      own);
 }
 
 bool KernelSpec::stored() const noexcept {

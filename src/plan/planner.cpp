@@ -81,6 +81,8 @@ bool is_uneven(std::int64_t tiles) {
 bool serves(const ForwardFamily& family, const Problem& problem, const Fixed& fixed) noexcept {
   if (family.misfit == nullptr) return true;
   if (family.misfit(problem) != nullptr || family.obstacle(problem) != nullptr) return false;
+  const bool wanted = fixed.family == family.family;
+  if (!wanted && family.yields != nullptr && family.yields(problem) != nullptr) return false;
   return fixed.family == Family::automatic ? fixed.fits(*family.kernel) : fixed.family == family.family;
 }
 
@@ -138,9 +140,7 @@ Choice choose_alone(const Problem& problem, const Fixed& fixed) noexcept {
       problem.typical_s_kv() * (problem.d_qk + problem.d_v) * static_cast<std::int64_t>(size_of(problem.dtype));
   const std::int64_t tiles = ceil_div(choice.pack_gqa ? s_q * group : s_q, std::max<std::int64_t>(tile_m, 1)) *
                              (choice.pack_gqa ? problem.h_kv : problem.h_q) * problem.b;
-  // Blocks of a few KV tiles have nothing to share; and pieces are not added to a state.
-  choice.scheduled = problem.paged() && !problem.accumulate && forward_family(choice.family).has_schedule &&
-                     fixed.flag("scheduled", visible_keys(problem) >= kScheduledKeys);
+  choice.scheduled = forward_family(choice.family).has_schedule && shares_by_schedule(problem, fixed, choice);
   if (choice.own_parts) {
     choice.splits = 1;
     choice.scheduled = false;
@@ -163,6 +163,13 @@ Choice choose_alone(const Problem& problem, const Fixed& fixed) noexcept {
 }
 
 }  // namespace
+
+bool shares_by_schedule(const Problem& problem, const Fixed& fixed, const Choice& choice) noexcept {
+  if (!problem.paged() || problem.accumulate) return false;  // pieces are not added to a state
+  if (choice.family == Family::sm90 && !choice.short_query) return false;
+  // Blocks of a few KV tiles have nothing to share.
+  return fixed.flag("scheduled", visible_keys(problem) >= kScheduledKeys);
+}
 
 Choice choose(const Problem& problem, const Fixed& fixed) noexcept {
   if (problem.invariance != Invariance::batch || problem.fixed_rows()) return choose_alone(problem, fixed);

@@ -24,8 +24,8 @@ struct Choice {
   bool long_rows = false;       ///< sm90: of these the kind for long rows
   bool exact_max = false;       ///< sm90: the softmax takes exact maxima
   bool affine_reach = false;    ///< sm90: KV tiles out of an affine score function's reach are left out
-  bool scheduled = false;       ///< sm80: over pages, thread blocks share keys by a schedule
-  bool own_parts = false;       ///< sm80: thread blocks share keys, and find their parts by themselves
+  bool scheduled = false;       ///< over pages, thread blocks share keys by a schedule
+  bool own_parts = false;       ///< likewise, and find their parts by themselves
   int few_rows = 0;  ///< sm80: a head has at most 32 (1, above head dim 256) or 16 (2), where that counts; 3: few heads
   bool shares_splits = false;  ///< with a fixed split size: thread blocks share the splits of a query tile
   Family family = Family::sm80;
@@ -40,6 +40,9 @@ struct Choice {
   }
   static constexpr int kSlots = kFamilies * 4096;
 };
+
+/// Whether thread blocks of a family that has schedules share keys by one: `choice` as far as the family decides it.
+bool shares_by_schedule(const Problem& problem, const Fixed& fixed, const Choice& choice) noexcept;
 
 /// Keys that any row may see.
 std::int64_t visible_keys(const Problem& problem) noexcept;

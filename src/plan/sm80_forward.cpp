@@ -7,6 +7,7 @@
 #include <array>
 #include <span>
 
+#include <common/schedule_params.cuh>
 #include <fa/error.hpp>
 
 #include "plan/candidates.hpp"
@@ -43,8 +44,7 @@ constexpr int kMaxPairedWarps = 8;  // a named barrier a warp and one a pair, of
 constexpr int kMaxGroupWarps = 8;   // that share rows
 constexpr int kWideHeadDim = 256;   // above, no two warps hold whole rows of O
 constexpr int kMaxTileM = 1024;
-constexpr std::int64_t kFewRows = 16;   // of a tile of one mma's
-constexpr std::int64_t kOwnSlots = 32;  // a lane each
+constexpr std::int64_t kFewRows = 16;  // of a tile of one mma's
 constexpr std::int64_t kFewestTiles = 16;
 constexpr std::int64_t kDeepestTiles = 16;   // KV tiles of a part, at most: beyond, two blocks hide more than a buffer
 constexpr std::int64_t kKeysOfFewRows = 64;  // of a KV tile
@@ -476,8 +476,8 @@ bool sm80_forward_finds_parts(const Problem& problem, const Fixed& fixed) noexce
   const std::int64_t group = problem.h_q / problem.h_kv;
   const bool packs = group > 1 && fixed.flag("pack_gqa", true);
   const std::int64_t sharing = packs ? group : 1;
-  if (problem.b > kOwnSlots || problem.typical_s_q() * sharing > kFewRows) return false;
-  if (problem.varlen && slots(problem.total_q * sharing, kFewRows, problem.b) > kOwnSlots) return false;
+  if (problem.b > kernel::kOwnItems || problem.typical_s_q() * sharing > kFewRows) return false;
+  if (problem.varlen && slots(problem.total_q * sharing, kFewRows, problem.b) > kernel::kOwnItems) return false;
   // Of plain tensors, splits were as fast or faster wherever this was measured.
   if (!fixed.flag("own_parts", problem.paged()) || fixed.flag("scheduled", false)) return false;
   if (problem.paged()) return visible_keys(problem) >= kScheduledKeys;

@@ -1,4 +1,5 @@
 #include "plan/sm90_forward.hpp"
+#include "plan/forward_launch.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/tensor_map.hpp"
 
@@ -8,6 +9,7 @@
 #include <numeric>
 #include <span>
 
+#include <common/schedule_params.cuh>
 #include <fa/error.hpp>
 #include <sm90/sm90_forward_layout.cuh>
 #include <sm90/sm90_forward_params.cuh>
@@ -30,6 +32,7 @@ constexpr std::int64_t kLongRows = 1536;
 constexpr std::int64_t kManyDiagonals = 2048;  // keys, measured on an H200
 constexpr int kAffineProductHeadDim = 96;
 constexpr int kExactMaxHeadDim = 112;
+constexpr int kMaxOwnPartsHeadDim = 192;  // of wider heads what finds parts spills
 constexpr std::size_t kMaxSpecs = 4;
 constexpr int kBoxRows = 8;     // of a box of a page, at least: whole rows of the swizzle
 constexpr int kMostBoxes = 32;  // of a KV tile: a lane copies each
@@ -57,6 +60,7 @@ constexpr Tile kShortSmall[] = {{64, 128, 3, 1}, {64, 128, 2, 1}, {64, 64, 2, 1}
 constexpr Tile kShortMedium[] = {{64, 128, 2, 1}, {64, 64, 2, 1}};
 constexpr Tile kShortMediumOfTwo[] = {{64, 64, 2, 1}, {64, 128, 2, 1}};  // where two blocks share a multiprocessor
 constexpr Tile kShortLarge[] = {{64, 64, 2, 1}, {64, 48, 2, 1}};
+constexpr Tile kShortLargestScheduled[] = {{64, 32, 5, 1}, {64, 32, 4, 1}, {64, 48, 2, 1}};  // of longer ones S spills
 
 /// Tile lists, loads ahead and windows over pages take registers that three consumer warpgroups do not have, and so do
 /// warps that draw.
@@ -66,6 +70,14 @@ bool takes_registers(const Problem& problem) noexcept {
   if (problem.variants == nullptr) return false;
   if (problem.paged() && problem.variants->left_window) return true;
   return !problem.variants->mask.empty() || problem.variants->loads_ahead;
+}
+
+/// Whether blocks take parts of the keys of requests over pages.
+bool by_parts(const Choice& choice) noexcept {
+  return choice.scheduled || choice.own_parts;
+}
+bool by_parts(const KernelSpec& spec) noexcept {
+  return spec.scheduled() || spec.own_parts();
 }
 
 /// Whether scores reach the softmax as the product leaves them, causality aside.
@@ -102,9 +114,9 @@ std::span<const Tile> tall_tiles(const Problem& problem, bool long_rows, bool ex
 }
 
 /// Whether blocks of one consumer, which wait for their own products and exponentials, may share a multiprocessor:
-/// their producers have few registers, and nothing to look for.
-bool may_have_two_blocks(const Problem& problem) noexcept {
-  if (problem.ragged() || problem.bounded || takes_registers(problem)) return false;
+/// their producers have few registers, and nothing to look for but pieces of a schedule.
+bool may_have_two_blocks(const Problem& problem, bool parts) noexcept {
+  if ((problem.ragged() && !parts) || problem.bounded || takes_registers(problem)) return false;
   return problem.variants == nullptr || !(problem.variants->left_window || problem.variants->chunked);
 }
 
@@ -115,8 +127,8 @@ std::span<const Tile> preferred_tiles(const Problem& problem, const Choice& choi
   if (choice.many_rows) return tall_tiles(problem, choice.long_rows, choice.exact_max);
   if (d <= 64 && !short_query && takes_registers(problem)) return kMedium;
   if (d <= 64) return short_query ? Tiles(kShortSmall) : kSmall;
-  if (short_query && d > 128) return kShortLarge;
-  if (short_query) return may_have_two_blocks(problem) ? Tiles(kShortMediumOfTwo) : kShortMedium;
+  if (short_query && d > 128) return by_parts(choice) && d > 160 ? Tiles(kShortLargestScheduled) : kShortLarge;
+  if (short_query) return may_have_two_blocks(problem, by_parts(choice)) ? Tiles(kShortMediumOfTwo) : kShortMedium;
   if (d <= 128) return kMedium;
   if (d <= 192) return problem.d_v <= 128 ? Tiles(kLargeQk) : kLarge;
   return kLargest;
@@ -150,7 +162,8 @@ sm90::ForwardShape shape_of(const KernelSpec& spec) {
           .affine_product = own.affine_product,
           .dynamic = own.dynamic,
           .windowed = spec.variants.left_window || spec.variants.chunked,
-          .masked = !spec.variants.mask.empty()};
+          .masked = !spec.variants.mask.empty(),
+          .scheduled = own.scheduled || own.own_parts};
 }
 
 /// Whether a step of the product S may add what a score function grows by from key to key.
@@ -161,13 +174,6 @@ bool may_add_affine(const KernelSpec& spec) {
 /// Whether it pays: the step is a smaller part of the product the longer its rows are. With dropout its operands spill.
 bool affine_product_pays(const Problem& problem) noexcept {
   return problem.d_qk >= kAffineProductHeadDim && !problem.dropout;
-}
-
-/// Whether two blocks of one consumer fit a multiprocessor.
-bool has_two_blocks(const Problem& problem, const KernelSpec& spec) {
-  constexpr int kReserved = 1024;  // of each block, by the driver
-  return consumers(spec) == 1 && may_have_two_blocks(problem) &&
-         2 * (sm90::shared_layout(shape_of(spec)).bytes + kReserved) <= limits(problem.arch).shared_per_sm;
 }
 
 KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixed, const Choice& choice) {
@@ -182,7 +188,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   spec.positive_scale = problem.positive_scale;
   spec.aligned = true;
   spec.varlen = problem.varlen;
-  spec.bounded = problem.bounded && comes_in_waves(problem);
+  spec.bounded = problem.bounded && comes_in_waves(problem) && !by_parts(choice);
   spec.page_size = problem.page_size;
   spec.dropout = problem.dropout;
   spec.place_in_memory = problem.reads_place();
@@ -194,6 +200,8 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   own.q_buffers = fixed.number("q_buffers", tile.q_buffers);
   spec.warps = sm90_forward_warps(spec);
   own.exact_max = choice.exact_max;
+  own.scheduled = choice.scheduled;
+  own.own_parts = choice.own_parts;
   own.skips_hidden = sm90_forward_may_skip_hidden(spec) && choice.many_diagonals;
   // Four warpgroups with KV tiles to pass over are faster when each runs ahead as it can.
   const bool drifts = consumers(spec) > 3 && own.skips_hidden && own.q_buffers == 2;
@@ -205,7 +213,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   own.own_ends = sm90_forward_own_ends(spec);
   own.dynamic = choice.dynamic;
   own.affine_reach = choice.affine_reach;
-  if (has_two_blocks(problem, spec)) spec.min_blocks = 2;
+  if (sm90_forward_has_two_blocks(problem, spec)) spec.min_blocks = 2;
   return spec;
 }
 
@@ -243,7 +251,7 @@ void add_other_lengths(std::vector<KernelSpec>& specs, const Problem& problem, c
   std::vector<OtherLength> lengths;
   for (const bool long_rows : {false, true}) {
     Choice other = choice;
-    other.exact_max = sm90_forward_exact_max(problem, fixed, long_rows);
+    other.exact_max = sm90_forward_exact_max(problem, fixed, long_rows, by_parts(choice));
     if (other.exact_max == choice.exact_max) {
       lengths.push_back({tile_of(specs.front()), other.exact_max});
     } else {
@@ -309,10 +317,19 @@ const char* sm90_copy_obstacle(const Problem& problem) noexcept {
   return nullptr;
 }
 
-const char* sm90_forward_obstacle(const Problem& problem) noexcept {
-  if (const char* const obstacle = sm90_copy_obstacle(problem)) return obstacle;
+const char* sm90_forward_yields(const Problem& problem) noexcept {
   const std::int64_t rows = problem.typical_s_q() * (problem.h_q / problem.h_kv);
   return problem.paged() && rows <= kWarpgroupRows ? "few rows see many pages" : nullptr;
+}
+
+bool sm90_forward_finds_parts(const Problem& problem, const Fixed& fixed, const Choice& choice) noexcept {
+  if (problem.given_schedule || !problem.paged() || problem.accumulate || !choice.short_query) return false;
+  if (std::max(problem.d_qk, problem.d_v) > kMaxOwnPartsHeadDim || problem.b > kernel::kOwnItems) return false;
+  if (problem.varlen) {
+    const std::int64_t rows = problem.total_q * (choice.pack_gqa ? problem.h_q / problem.h_kv : 1);
+    if (slots(rows, kWarpgroupRows, problem.b) > kernel::kOwnItems) return false;
+  }
+  return fixed.flag("own_parts", shares_by_schedule(problem, fixed, choice)) && !fixed.flag("scheduled", false);
 }
 
 bool sm90_forward_long_rows(const Problem& problem) noexcept {
@@ -322,7 +339,7 @@ bool sm90_forward_long_rows(const Problem& problem) noexcept {
 bool sm90_forward_many_rows(const Problem& problem, const Fixed& fixed, bool pack_gqa) noexcept {
   const bool long_rows = sm90_forward_long_rows(problem);
   Choice choice;
-  choice.exact_max = sm90_forward_exact_max(problem, fixed, long_rows);
+  choice.exact_max = sm90_forward_exact_max(problem, fixed, long_rows, false);
   const auto possible = tall_tiles(problem, long_rows, choice.exact_max);
   if (pack_gqa || possible.empty()) return false;
   const int tile_m = possible.front().tile_m;
@@ -336,12 +353,13 @@ bool sm90_forward_many_rows(const Problem& problem, const Fixed& fixed, bool pac
   return rows >= (problem.causal ? kManyCausalRows : kManyRows);
 }
 
-bool sm90_forward_exact_max(const Problem& problem, const Fixed& fixed, bool long_rows) noexcept {
+bool sm90_forward_exact_max(const Problem& problem, const Fixed& fixed, bool long_rows, bool parts) noexcept {
   if (problem.row_statistics()) return true;
   if (fixed.has("exact_max")) return fixed.flag("exact_max", false);
   const int d = std::max(problem.d_qk, problem.d_v);
-  const bool possible =
-      !problem.ragged() && !problem.dropout && (problem.variants == nullptr || keeps_scores(*problem.variants));
+  const bool possible = (!problem.ragged() || parts) && !problem.dropout &&
+                        (problem.variants == nullptr || keeps_scores(*problem.variants));
+  if (parts) return possible;  // whose products wait for memory, and whose registers are needed
   return possible && !long_rows && d >= kExactMaxHeadDim && d <= 128;
 }
 
@@ -352,8 +370,10 @@ bool sm90_forward_may_have_reach(const Problem& problem) noexcept {
 }
 
 int sm90_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept {
-  choice.exact_max = sm90_forward_exact_max(problem, fixed, sm90_forward_long_rows(problem));
-  choice.many_diagonals = problem.causal && problem.typical_s_kv() <= kManyDiagonals;
+  choice.own_parts = sm90_forward_finds_parts(problem, fixed, choice);
+  choice.scheduled = shares_by_schedule(problem, fixed, choice);
+  choice.exact_max = sm90_forward_exact_max(problem, fixed, sm90_forward_long_rows(problem), by_parts(choice));
+  choice.many_diagonals = !by_parts(choice) && problem.causal && problem.typical_s_kv() <= kManyDiagonals;
   choice.many_rows = sm90_forward_many_rows(problem, fixed, choice.pack_gqa);
   choice.long_rows = choice.many_rows && sm90_forward_long_rows(problem);
   return sm90_forward_tile_m(problem, fixed, choice);
@@ -383,7 +403,7 @@ bool sm90_forward_own_ends(const KernelSpec& spec) noexcept {
   if (consumers(spec) >= 3 && !spec.variants.captures.empty()) return false;
   const bool drifts = spec.causal && consumers(spec) > 3 && spec.as<Sm90Forward>().q_buffers == 2;
   const bool pays = spec.causal ? spec.tile_n < spec.tile_m : consumers(spec) >= 3;
-  return pays && (spec.as<Sm90Forward>().take_turns || drifts) && !spec.split && !spec.dropout &&
+  return pays && (spec.as<Sm90Forward>().take_turns || drifts) && !spec.split && !by_parts(spec) && !spec.dropout &&
          !spec.variants.hides_keys();
 }
 
@@ -393,6 +413,12 @@ int sm90_forward_warps(const KernelSpec& spec) noexcept {
 
 int sm90_forward_shared_bytes(const KernelSpec& spec) {
   return sm90::shared_layout(shape_of(spec)).bytes;
+}
+
+bool sm90_forward_has_two_blocks(const Problem& problem, const KernelSpec& spec) {
+  constexpr int kReserved = 1024;  // of each block, by the driver
+  return consumers(spec) == 1 && may_have_two_blocks(problem, by_parts(spec)) &&
+         2 * (sm90::shared_layout(shape_of(spec)).bytes + kReserved) <= limits(problem.arch).shared_per_sm;
 }
 
 int sm90_forward_registers(const KernelSpec& spec) {
@@ -416,8 +442,9 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
   if (spec.as<Sm90Forward>().affine_product && !may_add_affine(spec))
     return "affine_product = true: not of this kernel";
   if (spec.as<Sm90Forward>().affine_reach && !may_add_affine(spec)) return "affine_reach = true: not of this kernel";
+  const bool ragged = spec.varlen || spec.page_size != 0;
   if (spec.as<Sm90Forward>().exact_max &&
-      (spec.dropout || spec.varlen || spec.page_size != 0 || !keeps_scores(spec.variants))) {
+      (spec.dropout || (ragged && !by_parts(spec)) || !keeps_scores(spec.variants))) {
     return "exact_max = true: not with dropout, packed batches, functions, windows or chunks";
   }
   if (spec.dropout && consumers(spec) > 2) {
@@ -445,6 +472,13 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
     if (box % kBoxRows != 0 || spec.tile_n / box > kMostBoxes || spec.variants.chunked) {
       return fmt::format("page_size = {}: accepted are multiples of 8, without chunks", spec.page_size);
     }
+  }
+  if (by_parts(spec) && (consumers(spec) > 1 || spec.as<Sm90Forward>().q_buffers > 1 || spec.page_size == 0)) {
+    return fmt::format(
+        "scheduled or own_parts = true: accepted are tile_m = 64, q_buffers = 1 and pages, not tile_m = {}, q_buffers "
+        "= {}, "
+        "page_size = {}",
+        spec.tile_m, spec.as<Sm90Forward>().q_buffers, spec.page_size);
   }
   if (spec.as<Sm90Forward>().own_ends && !sm90_forward_own_ends(spec)) return "own_ends = true: not of this kernel";
   return {};

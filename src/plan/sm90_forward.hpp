@@ -20,8 +20,11 @@ const char* sm90_forward_misfit(const Problem& problem) noexcept;
 /// rows, strides that no tensor map describes, an empty axis. nullptr when it can.
 const char* sm90_copy_obstacle(const Problem& problem) noexcept;
 
-/// The same, and why another family serves it better.
-const char* sm90_forward_obstacle(const Problem& problem) noexcept;
+/// What of a call another family serves faster, where no override wants this one; nullptr: nothing.
+const char* sm90_forward_yields(const Problem& problem) noexcept;
+
+/// Whether two blocks of one consumer fit a multiprocessor.
+bool sm90_forward_has_two_blocks(const Problem& problem, const KernelSpec& spec);
 
 /// Whether a problem has enough rows for tall query tiles, which more consumer warpgroups share than others: as many
 /// tiles as the GPU has multiprocessors, and few rows of padding.
@@ -30,9 +33,14 @@ bool sm90_forward_many_rows(const Problem& problem, const Fixed& fixed, bool pac
 /// Whether these should be those of long rows.
 bool sm90_forward_long_rows(const Problem& problem) noexcept;
 
+/// Whether thread blocks share keys over pages, and find their parts by themselves: of a call without a schedule, of so
+/// few tiles that a warp knows them (templates/common/own_parts.cuh).
+bool sm90_forward_finds_parts(const Problem& problem, const Fixed& fixed, const Choice& choice) noexcept;
+
 /// Whether the softmax of rows, or of long rows, takes their exact maxima, rather than ones that trail: as accurate as
-/// can be, and measured to cost little with head dims of 112 to 128 where rows are not long.
-bool sm90_forward_exact_max(const Problem& problem, const Fixed& fixed, bool long_rows) noexcept;
+/// can be, and measured to cost little with head dims of 112 to 128 where rows are not long. Of calls over pages it is
+/// those of `parts` that may, and always do.
+bool sm90_forward_exact_max(const Problem& problem, const Fixed& fixed, bool long_rows, bool parts) noexcept;
 
 /// Whether the score function takes from scores by distance, and each row's best key is visible, so that keys out of
 /// its reach may be left out.

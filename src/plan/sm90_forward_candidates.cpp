@@ -64,6 +64,7 @@ Candidates sm90_forward_candidates(const Problem& problem, const Choice& choice)
           spec.stages = stages;
           spec.as<Sm90Forward>().q_buffers = q_buffers;
           spec.warps = sm90_forward_warps(spec);
+          spec.min_blocks = sm90_forward_has_two_blocks(problem, spec) ? 2 : 1;
           spec.as<Sm90Forward>().skips_hidden = choice.many_diagonals && sm90_forward_may_skip_hidden(spec);
           spec.as<Sm90Forward>().softmax_chunks = sm90_forward_softmax_chunks(spec);
           for (const bool take_turns : {false, true}) {

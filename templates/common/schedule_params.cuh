@@ -15,6 +15,8 @@ namespace fa::kernel {
 inline constexpr int kItemCost = 4;
 /// Fewer KV tiles of an item are not cut off.
 inline constexpr int kFewestTiles = 2;
+/// Query tiles of a call whose blocks find their parts by themselves, at most: a lane of a warp each.
+inline constexpr int kOwnItems = 32;
 /// Thread blocks of the kernel that writes schedules, at most.
 inline constexpr int kMostSegments = 32;
 

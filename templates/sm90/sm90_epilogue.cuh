@@ -11,6 +11,7 @@
 #include <ptx/memory.cuh>
 #include <ptx/thread.cuh>
 #include <ptx/tma.cuh>
+#include <sm90/sm90_pieces.cuh>
 #include <sm90/sm90_roles.cuh>
 #include <sm90/sm90_row_statistics.cuh>
 #include <sm90/sm90_schedule.cuh>
@@ -48,9 +49,10 @@ struct Epilogue : Schedule<Traits> {
   using OTile = typename Base::OTile;
   using Config = typename Base::Config;
   using Query = typename Base::Query;
-  using Base::kTileM, Base::kHeadDimV, Base::kQBuffers, Base::kPingpong, Base::kVarlen, Base::kDropout, Base::kStageO,
-      Base::p, Base::params, Base::q_shared, Base::q_empty, Base::softmax_scale_log2, Base::rounds, Base::has_tile,
-      Base::lengths_of, Base::first_row_of, Base::has_row, Base::row_count, Base::has_rows, Base::query_of_round;
+  using Base::kTileM, Base::kHeadDimV, Base::kQBuffers, Base::kConsumers, Base::kPingpong, Base::kVarlen,
+      Base::kDropout, Base::kStageO, Base::kPostsPieces, Base::p, Base::params, Base::q_shared, Base::q_empty,
+      Base::listed_shared, Base::softmax_scale_log2, Base::rounds, Base::has_tile, Base::lengths_of, Base::first_row_of,
+      Base::has_row, Base::row_count, Base::has_rows, Base::query_of_round, Base::for_each_piece;
 
   static constexpr bool kAccumulate = kernel::kAccumulate<Config> && !Config::kSplit;  // splits join later
   static_assert(!kernel::kAccumulate<Config> || !Variant::kSink, "the state has the sink");
@@ -69,13 +71,24 @@ struct Epilogue : Schedule<Traits> {
     return kernel::offset_of_rows<kVarlen>(lengths_of(query), query.tile.batch, stride_b, stride_s);
   }
 
+  /// Offset of a row of the batch entry.
+  FA_DEVICE int64_t offset_of(const Query& query, int row, int64_t stride_b, int64_t stride_h, int64_t stride_s) const {
+    const Rows rows{params.group, query.tile.head};
+    return first_row(query, stride_b, stride_s) + rows.query_head(row) * stride_h + rows.position(row) * stride_s;
+  }
+
+  /// Whether other parts have keys of the query tile too.
+  FA_DEVICE static bool is_part(const Query& query) { return !query.sharing.piece().is_whole(); }
+
   /// The log-sum-exp of a finished query tile's rows, and the factors that turn the accumulators into O.
   FA_DEVICE void finish_rows(Softmax& softmax, Factors& factors, const Query& query, int warp_row, int lane) const {
     float(&inverse_sum)[2] = factors.keys;
     softmax.finish();
     const Rows rows{params.group, query.tile.head};
     const int first_row = first_row_of(query.tile) + warp_row + lane / 4;
-    using Sum = typename kernel::Either<kernel::SplitSum, kernel::LogSum, Config::kSplit>::type;
+    using Sum = typename kernel::Either<kernel::SplitSum, kernel::LogSum, Config::kSplit || kPostsPieces>::type;
+    bool part = Config::kSplit;
+    if constexpr (kPostsPieces) part = is_part(query);
     Sum sums[2];
     float lse[2];
     [[maybe_unused]] float weight[2] = {1.f, 1.f};  // of the keys beside a sink
@@ -84,11 +97,13 @@ struct Epilogue : Schedule<Traits> {
       inverse_sum[r] = softmax.inverse_sum(r);
       sums[r] = softmax.template log_sum<Sum>(r, softmax_scale_log2());
       lse[r] = sums[r].value();
-      if constexpr (Variant::kSink && !Config::kSplit) {  // which joins the splits once
-        const float keys = lse[r];
-        lse[r] = kernel::log_add(keys, kernel::sink_of(params.variant, rows.query_head(first_row + 8 * r)));
-        weight[r] = kernel::weight_of(keys, lse[r]);
-        inverse_sum[r] *= weight[r];
+      if constexpr (Variant::kSink && !Config::kSplit) {  // which joins parts once
+        if (!part) {
+          const float keys = lse[r];
+          lse[r] = kernel::log_add(keys, kernel::sink_of(params.variant, rows.query_head(first_row + 8 * r)));
+          weight[r] = kernel::weight_of(keys, lse[r]);
+          inverse_sum[r] *= weight[r];
+        }
       }
       if constexpr (kDropout) inverse_sum[r] *= params.dropout.inverse_keep;
       if constexpr (kAccumulate) {
@@ -103,14 +118,16 @@ struct Epilogue : Schedule<Traits> {
     }
     if constexpr (kAccumulate) ptx::sync_warp();  // the state's log-sum-exp is read, in whose place the result goes
     if constexpr (Base::kStatistics) StatisticsOfRows<Epilogue>{*this}.store(softmax, query, first_row, lane, weight);
-    if ((!Config::kSplit && params.lse == nullptr) || lane % 4 != 0) return;
-    if constexpr (Config::kSplit) {
-      FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        const int row = first_row + 8 * r;
-        if (has_row(query, row)) sums[r].store(params.partial_lse, partial_row(query.tile, rows, row));
+    if ((!part && params.lse == nullptr) || lane % 4 != 0) return;
+    if constexpr (Config::kSplit || kPostsPieces) {
+      if (part) {
+        FA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          const int row = first_row + 8 * r;
+          if (has_row(query, row)) sums[r].store(params.partial_lse, partial_row(query, rows, row));
+        }
+        return;
       }
-      return;
     }
     float* const target = lse_row(query, rows, first_row);
     if (has_row(query, first_row)) ptx::st_global(target, lse[0]);
@@ -145,10 +162,17 @@ struct Epilogue : Schedule<Traits> {
     }
   }
 
-  /// Into [splits, b, h_q, s_q].
-  FA_DEVICE int64_t partial_row(const ForwardTile& tile, const Rows& rows, int row) const {
-    const int64_t batch = static_cast<int64_t>(tile.split) * params.b + tile.batch;
-    return (batch * params.h_q + rows.query_head(row)) * params.s_q + rows.position(row);
+  /// Into [splits, b, h_q, s_q], or of a scheduled kernel into [2 parts, rows].
+  FA_DEVICE int64_t partial_row(const Query& query, const Rows& rows, int row) const {
+    if constexpr (kPostsPieces) {
+      return partial_row_at(query, query.sharing.piece().place_of(ptx::block_index()), row);
+    } else {
+      const int64_t batch = static_cast<int64_t>(query.tile.split) * params.b + query.tile.batch;
+      return (batch * params.h_q + rows.query_head(row)) * params.s_q + rows.position(row);
+    }
+  }
+  FA_DEVICE int64_t partial_row_at(const Query& query, int place, int row) const {
+    return partial_row_of_part<kTileM, Config::kPackGqa>(params, query, place, row);
   }
 
   FA_DEVICE float* lse_row(const Query& query, const Rows& rows, int row) const {
@@ -212,19 +236,26 @@ struct Epilogue : Schedule<Traits> {
   FA_DEVICE void store_direct(const O& o, const Query& query, int first_row, int lane) const {
     if constexpr (Config::kSplit) {
       store_partial(o, query, first_row, lane);
-    } else {
-      store_rows(o, query, first_row, lane);
+      return;
     }
+    if constexpr (kPostsPieces) {
+      if (is_part(query)) {
+        store_partial(o, query, first_row, lane);
+        merge_piece(*this, query, query.sharing.piece(), listed_shared(0));
+        return;
+      }
+    }
+    store_rows(o, query, first_row, lane);
   }
 
-  /// In float, for forward_combine.
+  /// In float, normalised.
   FA_DEVICE void store_partial(const O& o, const Query& query, int first_row, int lane) const {
     const Rows rows{params.group, query.tile.head};
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
       const int row = first_row + lane / 4 + 8 * r;
       if (row >= row_count(query)) continue;
-      float* const target = params.partial_o + partial_row(query.tile, rows, row) * kHeadDimV + 2 * (lane % 4);
+      float* const target = params.partial_o + partial_row(query, rows, row) * kHeadDimV + 2 * (lane % 4);
       FA_UNROLL
       for (int j = 0; j < kHeadDimV / 8; ++j) {
         ptx::st_global(target + 8 * j, o[4 * j + 2 * r]);
@@ -276,34 +307,40 @@ struct Epilogue : Schedule<Traits> {
 
   /// All rows of these tiles, by one warp, 16 bytes of O a lane: with few registers, which the consumers need.
   FA_DEVICE void store_empty_tiles(int lane) const {
+    if constexpr (kPostsPieces) {  // parts of a tile have KV tiles
+      for_each_piece([&](const Query& work) {
+        if (!is_part(work)) store_empty_tile(work, lane);
+      });
+    } else {
+      const Rounds own = rounds();
+      for (int round = own.begin; has_tile(own, round); ++round) store_empty_tile(query_of_round(round), lane);
+    }
+  }
+  FA_DEVICE void store_empty_tile(const Query& work, int lane) const {
     using Value = typename kernel::Either<float, T, Config::kSplit>::type;
     constexpr int kColumns = kernel::kChunkBytes / sizeof(Value);
     constexpr int kChunks = kHeadDimV / kColumns;  // of a row
-    const Rounds own = rounds();
-    for (int round = own.begin; has_tile(own, round); ++round) {
-      const Query work = query_of_round(round);
-      if (work.range.begin < work.range.end || !has_rows(work)) continue;
-      const Rows rows{params.group, work.tile.head};
-      const int first = work.tile.m_block * kTileM;
-      const int end = first + kTileM < row_count(work) ? first + kTileM : row_count(work);
-      FA_UNROLL_BY(1)
-      for (int i = lane; i < (end - first) * kChunks; i += kWarpSize) {
-        const int row = first + i / kChunks;
-        const int column = i % kChunks * kColumns;
-        if constexpr (kAccumulate) {  // a state stays what it is
-          if (kernel::state_lse(lse_row(work, rows, row)) != -kInfinity) continue;
-        }
-        if constexpr (Config::kSplit) {
-          ptx::st_global_chunk(params.partial_o + partial_row(work.tile, rows, row) * kHeadDimV + column, {});
-        } else {
-          ptx::st_global_chunk(o_row(work, rows, row) + column, o_without_keys(rows.query_head(row)));
-        }
-        if (column != 0) continue;
-        if constexpr (Config::kSplit) {
-          kernel::SplitSum::of_no_keys().store(params.partial_lse, partial_row(work.tile, rows, row));
-        } else if (params.lse != nullptr) {
-          ptx::st_global(lse_row(work, rows, row), lse_without_keys(rows.query_head(row)));
-        }
+    if (work.range.begin < work.range.end || !has_rows(work)) return;
+    const Rows rows{params.group, work.tile.head};
+    const int first = work.tile.m_block * kTileM;
+    const int end = first + kTileM < row_count(work) ? first + kTileM : row_count(work);
+    FA_UNROLL_BY(1)
+    for (int i = lane; i < (end - first) * kChunks; i += kWarpSize) {
+      const int row = first + i / kChunks;
+      const int column = i % kChunks * kColumns;
+      if constexpr (kAccumulate) {  // a state stays what it is
+        if (kernel::state_lse(lse_row(work, rows, row)) != -kInfinity) continue;
+      }
+      if constexpr (Config::kSplit) {
+        ptx::st_global_chunk(params.partial_o + partial_row(work, rows, row) * kHeadDimV + column, {});
+      } else {
+        ptx::st_global_chunk(o_row(work, rows, row) + column, o_without_keys(rows.query_head(row)));
+      }
+      if (column != 0) continue;
+      if constexpr (Config::kSplit) {
+        kernel::SplitSum::of_no_keys().store(params.partial_lse, partial_row(work, rows, row));
+      } else if (params.lse != nullptr) {
+        ptx::st_global(lse_row(work, rows, row), lse_without_keys(rows.query_head(row)));
       }
     }
   }

@@ -43,13 +43,15 @@ struct Forward : Products<ForwardTraits<Config>> {
   using Base::kStages, Base::kQBuffers, Base::kConsumers, Base::kPingpong, Base::kRagged, Base::kDropout,
       Base::kAffineProduct, Base::kDropoutWarpgroup, Base::kEmptyWarp, Base::kOwnRanges, Base::kExchange,
       Base::kExactMax, Base::kDropoutRegisters, Base::kProducerRegisters, Base::kConsumerRegisters, Base::kDropoutWarps,
-      Base::kSummed, Base::kFinishOverlapped, Base::kLayout, Base::kStageO, Base::p, Base::params, Base::shared,
-      Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_empty, Base::dropout_shared,
-      Base::init_barriers, Base::release, Base::own_range_end, Base::other_rows, Base::read_work, Base::consume_work,
-      Base::number_keys, Base::begin_rows, Base::before_keys, Base::with_keys, Base::with_products,
+      Base::kSummed, Base::kPostsPieces, Base::kFinishOverlapped, Base::kLayout, Base::kStageO, Base::p, Base::params,
+      Base::shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_empty, Base::dropout_shared,
+      Base::init_barriers, Base::release, Base::own_range_end, Base::other_rows, Base::read_work, Base::work_before,
+      Base::consume_work, Base::number_keys, Base::begin_rows, Base::before_keys, Base::with_keys, Base::with_products,
       Base::before_softmax, Base::pack, Base::exponentiate, Base::rescue, Base::issue_scores, Base::issue_output;
 
   using Base::Base;
+
+  static constexpr bool kKeepsWork = kStageO || kPostsPieces;  // descriptors, until the O of their query tile is stored
 
   // Made where it is used. A member costs instructions in the main loop: what it copies stays in registers.
   FA_DEVICE Epilogue<Traits> epilogue() const { return Epilogue<Traits>(*this); }
@@ -180,7 +182,7 @@ struct Forward : Products<ForwardTraits<Config>> {
       at.softmax.add_own();
     }
     pack(at.p, at.s, at.tile);
-    at.query = at.ahead.query;
+    if constexpr (!kKeepsWork) at.query = at.ahead.query;
     at.first = true;
   }
 
@@ -247,7 +249,7 @@ struct Forward : Products<ForwardTraits<Config>> {
     if constexpr (kExactMax) at.risen = false;
     issue_output(at.o, at.p, at.v_slot.index, !at.first);
     if (kSkipsInTurn && more) signal_pingpong(at.consumer);
-    if constexpr (kStageO) at.query = read_work(kQBuffers - 1 - at.q_slot.index);
+    if constexpr (kKeepsWork) at.query = read_work(work_before(at.q_slot));
     const int stored_row = kExchange && more ? other_rows(at.warp_row, at.consumer) : at.warp_row;
     if constexpr (kFinishOverlapped) {
       epilogue().finish_rows(at.softmax, at.factors, at.query, stored_row, at.lane);
@@ -284,7 +286,7 @@ struct Forward : Products<ForwardTraits<Config>> {
     if (kStageO && at.staged) epilogue().release_staged(at.q_slot.index, at.lane);
     at.staged = false;
     if (!spans) return;
-    if constexpr (kStageO) at.query = read_work(kQBuffers - 1 - at.q_slot.index);
+    if constexpr (kKeepsWork) at.query = read_work(work_before(at.q_slot));
     epilogue().finish_rows(at.softmax, at.factors, at.query, other_rows(at.warp_row, at.consumer), at.lane);
     at.softmax = Softmax();
   }
@@ -314,9 +316,10 @@ struct Forward : Products<ForwardTraits<Config>> {
     if constexpr (!kFinishOverlapped) at.staged = false;
     if (spans) {
       // A work descriptor still lies next to its Q where that is not yet released: fewer registers over the loop.
-      if constexpr (kStageO) at.query = read_work(kQBuffers - 1 - at.q_slot.index);
+      if constexpr (kKeepsWork) at.query = read_work(work_before(at.q_slot));
+      if constexpr (kPostsPieces) ptx::sync_warp();  // all lanes have read it before one of them releases the next Q
       epilogue().store(at.o, at.factors, at.query, other_rows(at.warp_row, at.consumer), at.lane, at.q_slot.index);
-      at.query = at.ahead.query;
+      if constexpr (!kKeepsWork) at.query = at.ahead.query;
       at.first = at.staged = true;
     } else if (!kExactMax && rescale) {
       multiply(at.o, at.softmax.factor);

@@ -14,9 +14,10 @@ struct ForwardShape {
   int d_qk, d_v;
   int stages, q_buffers;
   bool pack_gqa, split, varlen, dropout, affine_product;
-  bool dynamic;   // query tiles come from a counter
-  bool windowed;  // keys are hidden before others too
-  bool masked;    // by a mask function
+  bool dynamic;    // query tiles come from a counter
+  bool windowed;   // keys are hidden before others too
+  bool masked;     // by a mask function
+  bool scheduled;  // blocks take pieces of query tiles
 
   FA_HOST_DEVICE constexpr int consumers() const { return tile_m / kWarpgroupRows; }
 
@@ -29,7 +30,7 @@ struct ForwardShape {
 
   /// Whether O leaves through the place of its own Q, by the copy engine, while the next query tile is under way. Else,
   /// and where 16 rows of the tile are not 16 rows of a head, it leaves straight from registers.
-  FA_HOST_DEVICE constexpr bool stages_o() const { return q_buffers == 2 && !pack_gqa && !split; }
+  FA_HOST_DEVICE constexpr bool stages_o() const { return q_buffers == 2 && !pack_gqa && !split && !scheduled; }
 
   /// Whether the dropout RNG warps are a warpgroup of their own. Else its launch leaves too few registers for the
   /// product: they are those of the producers that have nothing to do, with half of the random bits for a product.

@@ -15,6 +15,7 @@
 #include <sm90/sm90_affine.cuh>
 #include <sm90/sm90_forward_layout.cuh>
 #include <sm90/sm90_forward_params.cuh>
+#include <sm90/sm90_pieces.cuh>
 #include <sm90/sm90_placed_params.cuh>
 #include <sm90/sm90_shared_tile.cuh>
 #include <sm90/sm90_softmax.cuh>
@@ -34,8 +35,8 @@ using ForwardParamsOf = typename kernel::Either<kernel::Sm90PlacedForward<kernel
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
 /// kCausal, kPositiveScale, kTakeTurns, kSoftmaxChunks, kPackGqa, kSplit; optionally kVarlen, kDropout,
-/// kSkipsHidden, kOwnEnds, kDynamic, kAffineProduct, kAffineReach, kExactMax, kPageSize (common/switches.cuh) and a
-/// Variant (common/variant.cuh).
+/// kSkipsHidden, kOwnEnds, kDynamic, kAffineProduct, kAffineReach, kExactMax, kPageSize, kScheduled,
+/// kOwnParts (common/switches.cuh) and a Variant (common/variant.cuh).
 template <class C>
 struct ForwardTraits {
   using Config = C;
@@ -59,6 +60,10 @@ struct ForwardTraits {
   static constexpr int kPageSize = kernel::kPageSize<Config>;
   static constexpr bool kPaged = kPageSize != 0;
   static constexpr bool kRagged = kVarlen || kPaged;  // work descriptors carry the lengths of a batch entry
+  // A block takes its part of a schedule, or finds it by itself: pieces of query tiles, whose work descriptors say
+  // which parts share them.
+  static constexpr bool kPostsPieces = kernel::kScheduled<Config> || kernel::kOwnParts<Config>;
+  static_assert(!kernel::kScheduled<Config> || !kernel::kOwnParts<Config>, "one part a block");
   static constexpr bool kDropout = kernel::kDropout<Config>;
   // Other warps make its random bits: consumers whose product reads P from registers would do so at half speed.
   static_assert(!kDropout || kConsumers < 3, "three warpgroups leave no registers to dropout RNG warps");
@@ -86,7 +91,8 @@ struct ForwardTraits {
                                           .affine_product = kAffineProduct,
                                           .dynamic = kernel::kDynamic<Config>,
                                           .windowed = kWindowed,
-                                          .masked = Variant::kMask};
+                                          .masked = Variant::kMask,
+                                          .scheduled = kPostsPieces};
   static constexpr int kThreads = kShape.threads();
   static constexpr bool kDropoutWarpgroup = kShape.has_dropout_warpgroup();
   static constexpr bool kEmptyWarp = kShape.has_empty_warp();
@@ -126,7 +132,8 @@ struct ForwardTraits {
   static_assert(!kExactMax || (!kPartial && !kAffine), "scores are searched as they come from the product");
   // One consumer waits for its own products and exponentials. Two blocks a multiprocessor do so in turn.
   static constexpr bool kTwoBlocks = kernel::kTwoBlocks<Config>;
-  static_assert(!kTwoBlocks || (kConsumers == 1 && !kEmptyWarp && !kDropout), "a producer of 40 registers");
+  static_assert(!kTwoBlocks || (kConsumers == 1 && (!kEmptyWarp || kPostsPieces) && !kDropout),
+                "a producer of 40 registers, or of 56 to look for pieces");
   // What the launch gives every thread, redistributed: for a thread of each warpgroup together,
   static constexpr int kLaunchRegisters = 65536 / (kTwoBlocks ? 2 : 1) / kThreads / 8 * 8 * (kThreads / kWarpgroup);
   static constexpr int kLoneProducerRegisters = kEmptyWarp ? 96 : 56;  // next to one consumer
@@ -135,7 +142,7 @@ struct ForwardTraits {
                                            : kLists             ? 56
                                            : kHeadDimV <= 96    ? 80
                                                                 : 48;
-  static constexpr int kLoaderRegisters = kTwoBlocks                  ? 40
+  static constexpr int kLoaderRegisters = kTwoBlocks                  ? kPostsPieces ? 56 : 40
                                           : kConsumers == 1           ? kLoneProducerRegisters
                                           : kThreads < 4 * kWarpgroup ? 40
                                           : kDropout && kLists        ? 40
@@ -153,6 +160,8 @@ struct ForwardTraits {
   static_assert(!kPaged || !kDropout, "no dropout over pages");
   static_assert(kPageSize < 0 || kPageSize % 8 == 0, "boxes of pages are whole rows of the swizzle");
   static_assert(!kPaged || !Variant::kChunked, "the first key of a chunk may be anywhere in a box");
+  static_assert(!kPostsPieces || (kPaged && kConsumers == 1 && kQBuffers == 1 && !Config::kSplit && !kOwnRanges),
+                "schedules are of calls over pages, for tiles of few rows");
 
   using QTile = SwizzledTile<kTileM, kHeadDimQk>;
   using KTile = SwizzledTile<kTileN, kHeadDimQk>;
@@ -233,6 +242,7 @@ struct ForwardTraits {
     int first_read;  // keys before it are hidden from all rows
   };
   using Pages = typename kernel::Either<InPages, Nothing, kPaged>::type;
+  using Sharing = typename kernel::Either<SharingParts, Nothing, kPostsPieces>::type;
 
   /// A query tile and the KV tiles it sees.
   struct Query {
@@ -242,6 +252,7 @@ struct ForwardTraits {
     int head_in_group;  // 0 when query heads are packed
     Sequence sequence;  // of a packed batch, or over pages
     Pages pages;        // not of those that were posted
+    Sharing sharing = {};
   };
 };
 

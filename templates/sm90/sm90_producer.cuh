@@ -25,10 +25,11 @@ struct Producer : Schedule<Traits> {
   using Config = typename Base::Config;
   using Query = typename Base::Query;
   using Base::kTileN, Base::kStages, Base::kQBuffers, Base::kVarlen, Base::kPaged, Base::kPageSize, Base::kBoxRows,
-      Base::kBoxes, Base::kLists, Base::kWaves, Base::kDynamic, Base::p, Base::params, Base::q_shared, Base::k_shared,
-      Base::v_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_full, Base::q_empty,
-      Base::work_full, Base::listed_shared, Base::tiles, Base::rounds, Base::has_tile, Base::first_row_of,
-      Base::query_of_round, Base::query_of, Base::listed, Base::post, Base::read_work;
+      Base::kBoxes, Base::kLists, Base::kWaves, Base::kDynamic, Base::kPostsPieces, Base::p, Base::params,
+      Base::q_shared, Base::k_shared, Base::v_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty,
+      Base::q_full, Base::q_empty, Base::work_full, Base::listed_shared, Base::tiles, Base::rounds, Base::has_tile,
+      Base::first_row_of, Base::query_of_round, Base::query_of, Base::for_each_piece, Base::listed, Base::work_of,
+      Base::post, Base::read_work;
 
   FA_DEVICE explicit Producer(const Schedule<Traits>& base) : Schedule<Traits>(base) {}
 
@@ -51,6 +52,9 @@ struct Producer : Schedule<Traits> {
         load_q_and_k(k_slot, q_slot, query_of(index));
         index = next;
       }
+    } else if constexpr (kPostsPieces) {
+      for_each_piece([&](const Query& work) { load_q_and_k(k_slot, q_slot, work); });
+      if (!leads) return;
     } else {
       const Rounds own = rounds();
       for (int round = own.begin; has_tile(own, round); ++round) {
@@ -60,7 +64,7 @@ struct Producer : Schedule<Traits> {
       if (!leads) return;
     }
     ptx::mbarrier_wait(q_empty(q_slot.index), q_slot.parity ^ 1);  // all have read the descriptor that was there
-    post(q_slot.index, {});                                        // the end: no KV tile
+    post(work_of(q_slot), {});                                     // the end: no KV tile
     if constexpr (kDynamic) ptx::mbarrier_arrive(work_full(q_slot.index));
     ptx::mbarrier_arrive(q_full(q_slot.index));
     ptx::griddepcontrol_launch_dependents();  // the last query tile is left
@@ -92,6 +96,11 @@ struct Producer : Schedule<Traits> {
         FA_UNROLL_BY(kLoadCopies)
         for (int n = work.range.end - 1; n >= work.range.begin; --n) load_v(v_slot, n, work);
       }
+    } else if constexpr (kPostsPieces) {
+      for_each_piece([&](const Query& work) {
+        FA_UNROLL_BY(1)
+        for (int n = work.range.end - 1; n >= work.range.begin; --n) load_v(v_slot, n, work);
+      });
     } else {
       const Rounds own = rounds();
       for (int round = own.begin; has_tile(own, round); ++round) {
@@ -194,7 +203,7 @@ struct Producer : Schedule<Traits> {
   FA_DEVICE void load_q(RingSlot<kQBuffers>& slot, const Query& work) const {
     const ForwardTile& tile = work.tile;
     ptx::mbarrier_wait(q_empty(slot.index), slot.parity ^ 1);  // all have read what was there
-    post(slot.index, work);
+    post(work_of(slot), work);
     if constexpr (kDynamic) ptx::mbarrier_arrive(work_full(slot.index));  // for the thread that copies V
     ptx::mbarrier_arrive_expect_tx(q_full(slot.index), QTile::kBytes);
     int row = Config::kPackGqa ? first_row_of(tile) / params.group : first_row_of(tile);

@@ -14,7 +14,7 @@ enum class NamedBarrier : int {
   // Of a forward, 4 each, one a consumer.
   pingpong = 1,  // it may feed the tensor cores
   staged_o = 8,  // all of its warps have left Q
-  // Of a wide forward, of both consumers.
+  // Of a forward by a schedule, of all consumers.
   partial_rows = 1,  // a part of a query tile is written, and then how many there were before it
   // Of a backward, of all consumers.
   ds = 1,           // dS of all warpgroups is in shared memory

@@ -3,9 +3,11 @@
 
 #include <common/affine_reach.cuh>
 #include <common/forward_schedule.cuh>
+#include <common/own_parts.cuh>
 #include <common/paged.cuh>
 #include <common/sequences.cuh>
 #include <common/variant.cuh>
+#include <common/work_lists.cuh>
 #include <ptx/math.cuh>
 #include <ptx/mbarrier.cuh>
 #include <ptx/memory.cuh>
@@ -29,8 +31,8 @@ struct Schedule : ForwardBlock<Traits> {
   using Rows = typename Base::Rows;
   using Query = typename Base::Query;
   using Base::kTileM, Base::kTileN, Base::kQBuffers, Base::kConsumers, Base::kVarlen, Base::kPaged, Base::kRagged,
-      Base::kWindowed, Base::kLists, Base::kKeepsFirst, Base::kWaves, Base::kDistancePruning, Base::kEndsAligned,
-      Base::kRotates, Base::kExchange, Base::kLayout, Base::params, Base::q_full, Base::work_shared,
+      Base::kPostsPieces, Base::kWindowed, Base::kLists, Base::kKeepsFirst, Base::kWaves, Base::kDistancePruning,
+      Base::kEndsAligned, Base::kRotates, Base::kExchange, Base::kLayout, Base::params, Base::q_full, Base::work_shared,
       Base::listed_shared;
 
   const int dense_rows;
@@ -102,6 +104,41 @@ struct Schedule : ForwardBlock<Traits> {
       // ALiBi prunes least in the last heads: long tiles first.
       if constexpr (kDistancePruning) query.tile.head = params.heads - 1 - query.tile.head;
     }
+    look(query);
+    return query;
+  }
+
+  /// Calls `body(query)` for each piece of this block's part. Called by whole warps. Without a schedule from the last
+  /// piece, which another part may wait for, to the first, which may have to wait: else parts would wait in a chain.
+  template <class Body>
+  FA_DEVICE void for_each_piece(const Body& body) const {
+    if constexpr (kernel::kOwnParts<Config>) {
+      const kernel::OwnParts<Config, kernel::ForwardParamsOf<Config>> own(params);
+      FA_UNROLL_BY(1)
+      for (int i = own.pieces() - 1; i >= 0; --i) {
+        Query query;
+        take_piece(query, own.piece(i, query.tile), body);
+      }
+    } else {
+      const kernel::WorkLists lists(params.paged);
+      const int pieces = kernel::pieces_of(lists, ptx::block_index());
+      FA_UNROLL_BY(1)
+      for (int i = 0; i < pieces; ++i) {
+        Query query;
+        take_piece(query, kernel::piece_of(lists, ptx::block_index(), i, query.tile), body);
+      }
+    }
+  }
+  template <class Body>
+  FA_DEVICE void take_piece(Query& query, const kernel::Piece& piece, const Body& body) const {
+    look(query);
+    query.range = kernel::cut(query.range, piece);
+    query.sharing = SharingParts::of(piece);
+    body(query);
+  }
+
+  /// What a query tile sees, and where it is.
+  FA_DEVICE void look(Query& query) const {
     if constexpr (kPaged) query.sequence = kernel::request_of<kVarlen>(params, query.tile.batch);
     const Rows rows{params.group, query.tile.head};
     const int first = first_row_of(query.tile);
@@ -125,7 +162,6 @@ struct Schedule : ForwardBlock<Traits> {
     }
     query.kv_head = rows.kv_head();
     query.head_in_group = Config::kPackGqa ? 0 : query.tile.head - query.kv_head * params.group;
-    return query;
   }
 
   /// By the pair of rounds in which the head begins.
@@ -171,7 +207,14 @@ struct Schedule : ForwardBlock<Traits> {
   FA_DEVICE int listed(const Query& query, int place) const { return ptx::ld_global_nc(tile_list(query.tile) + place); }
 
   // A query travels from the producer to the consumers as a work descriptor next to its Q: the divisions behind it are
-  // done by a warp that has time.
+  // done by a warp that has time. Those of pieces lie in two places in turn, so that one stays until its O is stored.
+  static FA_DEVICE int work_of(const RingSlot<kQBuffers>& slot) {
+    return kPostsPieces ? static_cast<int>(slot.parity) : slot.index;
+  }
+  /// The descriptor before that.
+  static FA_DEVICE int work_before(const RingSlot<kQBuffers>& slot) {
+    return kPostsPieces ? static_cast<int>(slot.parity ^ 1) : kQBuffers - 1 - slot.index;
+  }
   static constexpr int kFirstKeyWord = 11;  // of a work descriptor
 
   FA_DEVICE void post(int buffer, const Query& query) const {
@@ -181,7 +224,11 @@ struct Schedule : ForwardBlock<Traits> {
     word(0, query.tile.m_block);
     word(1, query.tile.head);
     word(2, query.tile.batch);
-    word(3, query.tile.split);
+    if constexpr (kPostsPieces) {
+      word(3, static_cast<int>(query.sharing.word));
+    } else {
+      word(3, query.tile.split);
+    }
     word(4, query.range.begin);
     word(5, query.range.end);
     word(6, query.kv_head);
@@ -210,6 +257,7 @@ struct Schedule : ForwardBlock<Traits> {
                 word(rest, 3),
                 {},
                 {}};
+    if constexpr (kPostsPieces) query.sharing.word = tile.word[3];
     if constexpr (kWindowed || kLists || kKeepsFirst) {
       query.range.plain_begin = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 32));
       query.range.plain_end = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 36));
@@ -248,7 +296,7 @@ struct Schedule : ForwardBlock<Traits> {
   /// The last KV tile of the next query tile; false at the end.
   FA_DEVICE bool consume_work(Cursor& cursor, const RingSlot<kQBuffers>& q_slot) const {
     ptx::mbarrier_wait(q_full(q_slot.index), q_slot.parity);
-    cursor.query = read_work(q_slot.index);
+    cursor.query = read_work(work_of(q_slot));
     ptx::sync_warp();  // all lanes have read it before one of them releases the buffer
     cursor.n = cursor.query.range.end - 1;
     return cursor.query.range.begin < cursor.query.range.end;

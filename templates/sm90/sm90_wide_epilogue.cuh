@@ -2,16 +2,13 @@
 #define FA_TEMPLATES_SM90_SM90_WIDE_EPILOGUE_CUH_
 
 #include <common/log_sum.cuh>
-#include <common/split_row.cuh>
 #include <common/transpose.cuh>
 #include <common/variant.cuh>
-#include <common/work_lists.cuh>
-#include <ptx/atomic.cuh>
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>
 #include <ptx/thread.cuh>
 #include <sm90/sm90_epilogue.cuh>
-#include <sm90/sm90_roles.cuh>
+#include <sm90/sm90_pieces.cuh>
 #include <sm90/sm90_wide_traits.cuh>
 
 namespace fa::sm90 {
@@ -30,9 +27,7 @@ struct WideEpilogue : WideBlock<Config> {
   using Piece = typename Base::Piece;
   using Softmax = typename Traits::Softmax;
   using Traits::kTileM, Traits::kHeadDimV, Traits::kVarlen, Traits::kScheduled, Traits::kHalfColumns, Traits::kLayout,
-      Base::params, Base::shared, Base::softmax_scale_log2, Base::lengths_of, Base::row_count;
-
-  static constexpr int kThreads = 2 * kWarpgroup;
+      Traits::kConsumers, Base::params, Base::shared, Base::softmax_scale_log2, Base::lengths_of, Base::row_count;
 
   FA_DEVICE explicit WideEpilogue(const Base& base) : Base(base) {}
 
@@ -42,7 +37,7 @@ struct WideEpilogue : WideBlock<Config> {
     if constexpr (kScheduled) {
       if (!piece.is_whole()) {
         store_partial(o, softmax, query, half, warp_row, lane);
-        merge_piece(query, piece);
+        merge_piece(*this, query, piece, shared + kLayout.arrived);
         return;
       }
     }
@@ -53,7 +48,6 @@ struct WideEpilogue : WideBlock<Config> {
     }
   }
 
- private:
   /// Offset of a row of the batch entry.
   FA_DEVICE int64_t offset_of(const Query& query, int row, int64_t stride_b, int64_t stride_h, int64_t stride_s) const {
     const Rows rows{params.group, query.tile.head};
@@ -118,9 +112,7 @@ struct WideEpilogue : WideBlock<Config> {
     }
   }
   FA_DEVICE int64_t partial_row_at(const Query& query, int place, int row) const {
-    const int rows_each = Config::kPackGqa ? params.group : 1;
-    return static_cast<int64_t>(place) * kernel::partial_rows<kTileM>(params, rows_each) +
-           (row - query.tile.m_block * kTileM);
+    return partial_row_of_part<kTileM, Config::kPackGqa>(params, query, place, row);
   }
 
   /// Normalised, in float.
@@ -142,42 +134,6 @@ struct WideEpilogue : WideBlock<Config> {
       }
       if (lane % 4 == 0 && half == 0)
         softmax.template log_sum<kernel::SplitSum>(r, softmax_scale_log2()).store(params.partial_lse, to);
-    }
-  }
-
-  /// Of the tile, for merge_splits.
-  struct MergedRow {
-    const WideEpilogue& epilogue;
-    const Query& query;
-    int row;
-
-    FA_DEVICE int head() const { return Rows{epilogue.params.group, query.tile.head}.query_head(row); }
-    FA_DEVICE int64_t offset(int64_t stride_b, int64_t stride_h, int64_t stride_s) const {
-      return epilogue.offset_of(query, row, stride_b, stride_h, stride_s);
-    }
-  };
-
-  /// The last block that leaves a part of a query tile makes its rows whole.
-  FA_DEVICE void merge_piece(const Query& query, const Piece& piece) const {
-    constexpr int kBarrier = first_of(NamedBarrier::partial_rows);
-    const int thread = ptx::thread_index() - kWarpgroup;
-    const uint32_t arrived = shared + kLayout.arrived;
-    ptx::barrier_sync(kBarrier, kThreads);  // the block's partial rows are written
-    int32_t* const counter = kernel::WorkLists(params.paged).counters + piece.first_part;
-    if (thread == 0) {
-      ptx::st_shared_b32(arrived, static_cast<uint32_t>(ptx::atomic_add_acq_rel_global(counter, 1)));
-    }
-    ptx::barrier_sync(kBarrier, kThreads);  // the number of blocks before this one is there; their rows can be read
-    const int last = piece.last_part - piece.first_part;
-    if (static_cast<int>(ptx::ld_shared_b32(arrived)) != last) return;
-    if (thread == 0) ptx::st_global(counter, 0);  // for the next launch
-    const int first = query.tile.m_block * kTileM;
-    const int end = first + kTileM < row_count(query) ? first + kTileM : row_count(query);
-    FA_UNROLL_BY(1)
-    for (int row = first + thread / kWarpSize; row < end; row += kThreads / kWarpSize) {
-      kernel::merge_splits<T, Variant, kHeadDimV>(params, last + 1, MergedRow{*this, query, row}, [&](int i) {
-        return partial_row_at(query, piece.place_of(piece.first_part + i), row);
-      });
     }
   }
 };

@@ -34,7 +34,8 @@ enum Flag : unsigned {
   kSplitWarps = 2048,
   kWide = 4096,  // of the Hopper forward for wide heads
   kOwnParts = 8192,
-  kBounded = 16384,  // blocks go on from tile to tile
+  kBounded = 16384,    // blocks go on from tile to tile
+  kTwoBlocks = 32768,  // share a multiprocessor
 };
 
 struct Shape {
@@ -129,6 +130,16 @@ constexpr Shape kShapes[] = {
     {8, DType::bf16, 64, 64, 128, 12, 64, 2, kPacked, "window", 2},
     {8, DType::f16, 64, 64, 128, 12, 32, 2, kPacked | kCausal, "by_head", 2},
     {16, DType::bf16, 64, 64, 64, 8, 32, 2, kPacked | kPackGqa, "tree", 1},
+    {16, DType::bf16, 64, 64, 64, 8, 32, 2, kPacked | kCausal | kPackGqa | kScheduled | kTwoBlocks, "", 1},
+    {8, DType::f16, 40, 128, 64, 8, 48, 2, kCausal | kScheduled, "", 1},
+    {64, DType::bf16, 128, 64, 64, 8, 64, 2, kPackGqa | kScheduled | kTwoBlocks, "", 1},
+    {16, DType::f16, 64, 64, 64, 8, 32, 2, kPacked | kCausal | kPackGqa | kScheduled, "window_sink", 1},
+    {24, DType::bf16, 32, 32, 64, 8, 48, 3, kPacked | kCausal | kScheduled, "softcap_bias", 1},
+    {8, DType::bf16, 64, 64, 64, 8, 32, 2, kPacked | kPackGqa | kScheduled, "tree", 1},
+    {16, DType::f16, 64, 64, 64, 8, 32, 2, kCausal | kPackGqa | kOwnParts | kTwoBlocks, "", 1},
+    {8, DType::bf16, 40, 128, 64, 8, 32, 3, kPacked | kCausal | kPackGqa | kOwnParts, "", 1},
+    {64, DType::bf16, 64, 40, 64, 8, 64, 2, kOwnParts | kTwoBlocks, "", 1},
+    {8, DType::f16, 64, 64, 64, 8, 48, 2, kPacked | kCausal | kPackGqa | kOwnParts, "window_sink", 1},
     {64, DType::bf16, 576, 512, 64, 12, 64, 2, kCausal | kPackGqa | kInKey | kScheduled | kWide},
     {16, DType::f16, 320, 256, 64, 12, 64, 2, kPacked | kCausal | kPackGqa | kInKey | kScheduled | kWide},
     {8, DType::bf16, 264, 72, 64, 12, 64, 2, kPacked | kCausal | kWide},
@@ -145,13 +156,19 @@ constexpr Shape kShapes[] = {
     {kContiguous, DType::bf16, 576, 512, 16, 4, 32, 2, kCausal | kPackGqa | kFours | kInKey | kScheduled, "", 0, 3},
     {kContiguous, DType::bf16, 64, 64, 128, 12, 48, 2, kPacked | kCausal, "", 2},
     {kContiguous, DType::f16, 40, 64, 64, 8, 80, 3, kCausal | kPackGqa, "", 1},
+    {kContiguous, DType::f16, 64, 64, 64, 8, 64, 2, kCausal | kPackGqa | kScheduled | kTwoBlocks, "", 1},
+    {kContiguous, DType::bf16, 64, 64, 64, 8, 32, 2, kCausal | kPackGqa | kOwnParts | kTwoBlocks, "", 1},
     {kContiguous, DType::bf16, 264, 72, 64, 12, 64, 2, kPacked | kCausal | kPackGqa | kScheduled | kWide},
 };
 
-void take_sm90(KernelSpec& spec, int q_buffers) {
+void take_sm90(KernelSpec& spec, const Shape& shape) {
   auto& own = spec.own.emplace<fa::plan::Sm90Forward>();
   spec.arch = {9, 0, 'a'};
-  own.q_buffers = q_buffers;
+  spec.min_blocks = shape.has(kTwoBlocks) ? 2 : 1;
+  own.scheduled = shape.has(kScheduled);
+  own.own_parts = shape.has(kOwnParts);
+  own.q_buffers = shape.q_buffers;
+  own.exact_max = (own.scheduled || own.own_parts) && *shape.choice == '\0' && shape.d_v != 128;
   own.softmax_chunks = 2;
   own.take_turns = spec.tile_m > 64 && spec.tile_m < 256;
 }
@@ -189,7 +206,7 @@ PagedKernel to_kernel(const Shape& shape) {
   spec.as<fa::plan::Sm80Forward>().own_parts = shape.has(kOwnParts);
   spec.warps_n = shape.has(kFours) ? 4 : shape.has(kPairs) || shape.has(kTwos) ? 2 : 0;
   spec.as<fa::plan::Sm80Forward>().value_in_key = shape.has(kInKey);
-  if (shape.q_buffers != 0) take_sm90(spec, shape.q_buffers);
+  if (shape.q_buffers != 0) take_sm90(spec, shape);
   if (shape.has(kWide)) take_wide(spec, shape);
   if (*shape.choice == '\0') return kernel;
   const std::vector<fa::test::VariantChoice> choices = fa::test::variant_choices(false);
@@ -251,6 +268,14 @@ KernelSpec sm90_wide_scheduled() {
       .spec;
 }
 
+KernelSpec sm90_scheduled() {
+  return to_kernel({8, DType::bf16, 64, 64, 64, 8, 32, 2, kPacked | kCausal | kScheduled | kTwoBlocks, "", 1}).spec;
+}
+
+KernelSpec sm90_own_parts() {
+  return to_kernel({8, DType::bf16, 64, 64, 64, 8, 32, 2, kPacked | kCausal | kOwnParts | kTwoBlocks, "", 1}).spec;
+}
+
 KernelSpec sm80_paged() {
   return to_kernel({8, DType::bf16, 64, 64, 32, 2, 32, 1, kPacked | kCausal}).spec;
 }
@@ -295,6 +320,8 @@ std::vector<KernelSpec> all_paged_specs() {
   specs.push_back(sm90_contiguous());
   specs.push_back(sm80_u4());
   specs.push_back(sm90_wide_scheduled());
+  specs.push_back(sm90_scheduled());
+  specs.push_back(sm90_own_parts());
   specs.push_back(sm80_scheduled_early());
   std::set<std::string> seen;
   for (std::size_t i = 0; i < specs.size(); ++i) {

@@ -53,6 +53,16 @@ constexpr Field kFields[] = {
     field<&SpecHead::place_in_memory>("place_in_memory").when_set().as("kPlaceInMemory"),
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
     field<&SpecHead::page_size>("page_size").when_not_0().as("kPageSize", "keys of a page"),
+    field<&Sm90Forward::scheduled>("scheduled")
+        .when_set()
+        .as("kScheduled", "thread blocks take their parts of a schedule")
+        .open("Of few rows over pages: share keys among thread blocks by a schedule")
+        .by_call(),
+    field<&Sm90Forward::own_parts>("own_parts")
+        .when_set()
+        .as("kOwnParts", "thread blocks find their parts of the keys by themselves")
+        .open("The same, by thread blocks that find their parts by themselves")
+        .by_call(),
     field<&SpecHead::accumulate>("accumulate").when_set().as("kAccumulate", "to what o and lse hold"),
     field<&SpecHead::max_logit>("max_logit")
         .when_above_0()
@@ -62,9 +72,9 @@ constexpr Field kFields[] = {
 };
 static_assert(is_complete<Sm90Forward>(kFields));
 
-/// The counter of dynamic kernels is cleared in front of them.
+/// The counter of dynamic kernels is cleared in front of them; of blocks that wait for each other all run at once.
 bool starts_early(const KernelSpec& spec) {
-  return !spec.as<Sm90Forward>().dynamic;
+  return !spec.as<Sm90Forward>().dynamic && !spec.own_parts();
 }
 
 /// The copy engine brings whole groups.
@@ -100,8 +110,10 @@ constinit const ForwardFamily kSm90ForwardFamily{
     // others.
     .enough_blocks = 132,
     .has_counter = true,
+    .has_schedule = true,
     .misfit = sm90_forward_misfit,
-    .obstacle = sm90_forward_obstacle,
+    .obstacle = sm90_copy_obstacle,
+    .yields = sm90_forward_yields,
     .packs = packs,
     .may_have_reach = sm90_forward_may_have_reach,
     .decide = sm90_forward_decide,

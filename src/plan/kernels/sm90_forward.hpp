@@ -16,6 +16,8 @@ struct Sm90Forward {
   bool affine_product = false;  ///< the product S adds what an affine score function grows by
   bool affine_reach = false;    ///< KV tiles out of an affine score function's reach are left out
   bool exact_max = false;       ///< P is relative to the exact maximum of a row's scores
+  bool scheduled = false;       ///< over pages: thread blocks take their parts of a schedule
+  bool own_parts = false;       ///< likewise, without a schedule: each block finds its part by itself
 
   static const Kernel& kernel() noexcept;
   friend bool operator==(const Sm90Forward&, const Sm90Forward&) = default;

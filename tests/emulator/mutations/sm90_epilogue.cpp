@@ -2,6 +2,7 @@
 
 #include "emulator/mutations/pieces.hpp"
 #include "emulator/mutations/subjects.hpp"
+#include "emulator/paged_specs.hpp"
 
 namespace emulator {
 
@@ -23,6 +24,11 @@ std::vector<Mutation> sm90_epilogue_mutations() {
                                            "ptx::st_global(target, lse[0]);",
                                            sm90(),
                                            {global_out_of_bounds, global_not_writable}},
+                                          {"hopper_parts_stored_as_the_whole",
+                                           "return !query.sharing.piece().is_whole();",
+                                           "return false;",
+                                           sm90_scheduled(),
+                                           {}},
                                       });
 }
 

@@ -85,13 +85,13 @@ std::vector<Mutation> sm90_wide_producer_mutations() {
             });
 }
 
-std::vector<Mutation> sm90_wide_epilogue_mutations() {
+std::vector<Mutation> sm90_pieces_mutations() {
   using enum FaultKind;
-  return in("sm90/sm90_wide_epilogue.cuh",
+  return in("sm90/sm90_pieces.cuh",
             {
                 {"wide_pieces_counted_before_they_are_written",
-                 "ptx::barrier_sync(kBarrier, kThreads);  // the block's partial rows are written",
-                 "",
+                 "ptx::barrier_sync(kBarrier, kThreads);  // the block's partial rows are written\n  int32_t*",
+                 "int32_t*",
                  sm90_wide_scheduled(),
                  {unfenced, global_uninitialised, shared_race, barrier_misuse}},
                 {"wide_pieces_counted_out_of_order",
@@ -104,12 +104,39 @@ std::vector<Mutation> sm90_wide_epilogue_mutations() {
                  "",
                  sm90_wide_scheduled(),
                  {}},
-                {"wide_columns_of_the_other_half",
-                 "const int column = half * kHalfColumns + 8 * (j + lane % 4);",
-                 "const int column = (1 - half) * kHalfColumns + 8 * (j + lane % 4);",
-                 sm90_wide_scheduled(),
-                 {}},
+                {"hopper_pieces_counted_before_they_are_written",
+                 "ptx::barrier_sync(kBarrier, kThreads);  // the block's partial rows are written\n  int32_t*",
+                 "int32_t*",
+                 sm90_scheduled(),
+                 {unfenced, global_uninitialised, shared_race, barrier_misuse}},
+                {"hopper_pieces_counted_unseen",
+                 "ptx::barrier_sync(kBarrier, kThreads);  // the number of blocks before this one is there; their rows "
+                 "can be read",
+                 "",
+                 sm90_scheduled(),
+                 {unfenced, shared_race, shared_uninitialised, barrier_misuse}},
+                {"hopper_parts_do_not_wait",
+                 "if (thread < kernel::kWarpSize) Own::await_others(params, piece);",
+                 "",
+                 sm90_own_parts(),
+                 {unfenced, global_uninitialised}},
+                {"hopper_parts_are_merged_unseen",
+                 "ptx::barrier_sync(kBarrier, kThreads);  // the others' partial results can be read",
+                 "",
+                 sm90_own_parts(),
+                 {unfenced, global_uninitialised}},
             });
+}
+
+std::vector<Mutation> sm90_wide_epilogue_mutations() {
+  using enum FaultKind;
+  return in("sm90/sm90_wide_epilogue.cuh", {
+                                               {"wide_columns_of_the_other_half",
+                                                "const int column = half * kHalfColumns + 8 * (j + lane % 4);",
+                                                "const int column = (1 - half) * kHalfColumns + 8 * (j + lane % 4);",
+                                                sm90_wide_scheduled(),
+                                                {}},
+                                           });
 }
 
 }  // namespace emulator

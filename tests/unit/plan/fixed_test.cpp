@@ -121,14 +121,17 @@ TEST(Fixed, EveryOpenFieldReachesTheKernel) {
       paged.page_size = 16;
       Problem decode = problem_of(128);
       decode.b = decode.s_q = 1;
+      Problem few_pages = paged;
+      few_pages.s_q = 1;
+      few_pages.s_kv = 256;
       Problem wide = paged;
       wide.d_qk = wide.d_v = 320;
       Problem bytes = problem_of(128);
       bytes.dtype = bytes.k_dtype = bytes.v_dtype = DType::e4m3;
       Problem few_bytes = bytes;
       few_bytes.s_q = 1;
-      for (const Problem& problem :
-           {problem_of(64), problem_of(256), problem_of(128, &alibi), paged, decode, wide, bytes, few_bytes}) {
+      for (const Problem& problem : {problem_of(64), problem_of(256), problem_of(128, &alibi), paged, few_pages, decode,
+                                     wide, bytes, few_bytes}) {
         if (family->misfit != nullptr && family->misfit(problem) != nullptr) continue;
         const auto plan = [&](const Fixed& fixed) { return plan_forward(problem, fixed).kernel; };
         reached = reached || reaches_the_spec(field, family->family, plan);

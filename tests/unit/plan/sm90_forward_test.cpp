@@ -10,6 +10,7 @@
 
 #include "plan/early_start.hpp"
 #include "plan/planner.hpp"
+#include "plan/schedule.hpp"
 #include "plan/tensor_map.hpp"
 #include "plan/workspace.hpp"
 
@@ -430,6 +431,49 @@ TEST(Sm90ForwardPlan, TheCopyEngineBringsWholeBoxesOfPages) {
   pages.variants = &window;
   pages.window_left = 1024;
   EXPECT_EQ(choose(pages, {}).family, Family::sm90);
+}
+
+/// Where an override wants this family for few rows over pages, blocks share their keys.
+TEST(Sm90ForwardPlan, FewRowsOverPagesTakeParts) {
+  const Fixed sm90{Family::sm90};
+  Problem pages = problem_of(128, 128, true, 8192);
+  pages.s_q = 1;
+  pages.b = 4;
+  pages.page_size = 16;
+  EXPECT_EQ(choose(pages, {}).family, Family::sm80);
+  const auto spec_of = [&](const Fixed& fixed) { return plan_forward(pages, fixed).kernel; };
+  EXPECT_TRUE(spec_of(sm90).own_parts());
+  EXPECT_FALSE(choose(pages, sm90).scheduled);
+  EXPECT_TRUE(spec_of({Family::sm90, {{"scheduled", 1}}}).scheduled());
+  EXPECT_FALSE(spec_of({Family::sm90, {{"scheduled", 0}}}).own_parts());
+  pages.given_schedule = true;
+  EXPECT_TRUE(spec_of(sm90).scheduled());
+  pages.given_schedule = false;
+  pages.b = 33;  // more tiles than a warp has lanes
+  const KernelSpec spec = spec_of(sm90);
+  EXPECT_TRUE(spec.scheduled() && spec.as<Sm90Forward>().exact_max);
+  EXPECT_EQ(spec.tile_m, 64);
+  EXPECT_EQ(spec.min_blocks, 2);
+  EXPECT_TRUE(may_start_early(spec));
+  EXPECT_EQ(schedule_shape(pages, spec, 132).parts, 264);
+  pages.s_kv = 256;  // a block has few tiles to share
+  EXPECT_FALSE(spec_of(sm90).scheduled());
+  pages.s_kv = 8192;
+  pages.d_qk = pages.d_v = 256;
+  EXPECT_EQ(spec_of(sm90).tile_n, 32);
+  pages.b = 4;
+  EXPECT_FALSE(choose(pages, sm90).own_parts);
+  EXPECT_THROW(spec_of({Family::sm90, {{"q_buffers", 2}}}), Error);
+}
+
+/// Blocks that wait for each other all run at once.
+TEST(ForwardStarts, AreNotEarlyWhereBlocksWaitForEachOther) {
+  Problem pages = problem_of(128, 128, true, 8192);
+  pages.s_q = 1;
+  pages.page_size = 16;
+  const KernelSpec spec = plan_forward(pages, {Family::sm90}).kernel;
+  ASSERT_TRUE(spec.own_parts());
+  EXPECT_FALSE(may_start_early(spec));
 }
 
 /// The map's axis of heads goes on over the pages.
