@@ -10,6 +10,7 @@
 #include <ptx/thread.cuh>
 #include <ptx/tma.cuh>
 #include <sm90/sm90_fp8_traits.cuh>
+#include <sm90/sm90_page_box.cuh>
 #include <sm90/sm90_ring.cuh>
 
 namespace fa::sm90 {
@@ -133,36 +134,13 @@ struct Fp8Producer : Fp8Block<Config> {
   /// Over pages all lanes load, and one speaks for them.
   static FA_DEVICE bool leads() { return !kPaged || ptx::thread_index() == 0; }
 
-  /// A box of a page: where it begins on the axes of the map [d, rows, heads of all pages, ends, wraps].
-  struct Box {
-    int row;
-    int head;
-    int end;
-    int wrap;
-  };
-
-  /// The box of this lane's rows of KV tile n. Rows that no query needs lie outside of the map, which makes them zeros:
-  /// it ends with the last key, or begins with the first (Producer::box_of).
-  FA_DEVICE Box box_of(int n, const Query& query) const {
-    const int first = n * kTileN + ptx::thread_index() % kWarpSize * kBoxRows;
-    const auto keys = this->keys_of(query, query.pages);
-    const int needed = first < keys.begin ? keys.begin : first;
-    const int page = needed < first + kBoxRows ? keys.page_of(needed) : -1;
-    if (!keys.has(needed, page)) return {kernel::kBoundedRows, 0, 0, kernel::kBoundedRows};  // all zeros
-    const int head = page * params.paged.heads_a_page + query.kv_head;
-    const int row = keys.row_in_page(first);
-    if (first < keys.begin) return {first - keys.begin, head, row + keys.begin - first, 0};
-    const int behind = row + keys.end - first;  // the last key, in the page
-    const int end = Traits::kPageSize < 0 || behind < Traits::kPageSize ? behind : Traits::kPageSize;
-    return {kernel::kBoundedRows - end + row, head, end, kernel::kBoundedRows};
-  }
-
   /// KV tile n of K or V, [tile_n, d], out of pages; a whole warp.
   template <class Tile>
   FA_DEVICE void load_boxes(uint32_t tile, const kernel::TensorMap& map, uint32_t barrier, int n,
                             const Query& query) const {
     const int lane = ptx::thread_index() % kWarpSize;
-    const Box box = box_of(n, query);
+    const PageBox box = page_box<Traits::kPageSize, kTileN, kBoxRows>(this->keys_of(query, query.pages),
+                                                                      params.paged.heads_a_page, query.kv_head, n);
     ptx::sync_warp();  // the barrier expects what the lanes copy
     if (lane >= Traits::kBoxes) return;
     const uint32_t rows = tile + lane * (kBoxRows * Tile::kRowBytes);

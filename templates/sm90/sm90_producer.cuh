@@ -9,6 +9,7 @@
 #include <ptx/memory.cuh>
 #include <ptx/thread.cuh>
 #include <ptx/tma.cuh>
+#include <sm90/sm90_page_box.cuh>
 #include <sm90/sm90_ring.cuh>
 #include <sm90/sm90_schedule.cuh>
 
@@ -157,29 +158,10 @@ struct Producer : Schedule<Traits> {
     }
   }
 
-  /// A box of a page: where it begins on the axes of the map [d, rows, heads of all pages, ends, wraps].
-  struct Box {
-    int row;
-    int head;
-    int end;
-    int wrap;
-  };
-
-  /// The box of this lane's rows of KV tile n. Rows that no query needs lie outside of the
-  /// map, which makes them zeros: it ends with the last key, or begins with the first.
-  FA_DEVICE Box box_of(int n, const Query& work) const {
-    const int first = n * kTileN + ptx::thread_index() % kWarpSize * kBoxRows;
-    const kernel::PagedKeys<kPageSize> keys =
-        kernel::keys_in_cache<kPageSize>(params.paged, work.pages.table_row, work.pages.first_read, work.sequence.s_kv);
-    const int needed = first < keys.begin ? keys.begin : first;
-    const int page = needed < first + kBoxRows ? keys.page_of(needed) : -1;
-    if (!keys.has(needed, page)) return {kernel::kBoundedRows, 0, 0, kernel::kBoundedRows};  // all zeros
-    const int head = page * params.paged.heads_a_page + work.kv_head;
-    const int row = keys.row_in_page(first);
-    if (first < keys.begin) return {first - keys.begin, head, row + keys.begin - first, 0};
-    const int behind = row + keys.end - first;  // the last key, in the page
-    const int end = kPageSize < 0 || behind < kPageSize ? behind : kPageSize;
-    return {kernel::kBoundedRows - end + row, head, end, kernel::kBoundedRows};
+  FA_DEVICE PageBox box_of(int n, const Query& work) const {
+    return page_box<kPageSize, kTileN, kBoxRows>(
+        kernel::keys_in_cache<kPageSize>(params.paged, work.pages.table_row, work.pages.first_read, work.sequence.s_kv),
+        params.paged.heads_a_page, work.kv_head, n);
   }
 
   /// KV tile n of K or V, [tile_n, d], out of pages; a whole warp.
@@ -187,7 +169,7 @@ struct Producer : Schedule<Traits> {
   FA_DEVICE void load_boxes(uint32_t tile, const kernel::TensorMap& map, uint32_t empty, uint32_t full, uint32_t parity,
                             int n, const Query& work) const {
     const int lane = ptx::thread_index() % kWarpSize;
-    const Box box = box_of(n, work);        // while the buffer is in use
+    const PageBox box = box_of(n, work);    // while the buffer is in use
     ptx::mbarrier_wait(empty, parity ^ 1);  // all have read what was there
     if (lane == 0) ptx::mbarrier_arrive_expect_tx(full, Tile::kBytes);
     ptx::sync_warp();  // the barrier expects what the lanes copy

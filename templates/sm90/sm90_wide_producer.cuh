@@ -24,7 +24,6 @@ struct WideProducer : WideBlock<Config> {
       Traits::kKSlabs, Traits::kHalfSlabs, Traits::kUnits, Traits::kFirstSlab, Traits::kFirstSlabs, Traits::kBoxes,
       Traits::kBoxRows, Base::p, Base::params, Base::k_shared, Base::half_shared, Base::q_shared, Base::landed,
       Base::emptied, Base::query_landed, Base::query_read, Base::tiles_of, Base::for_each_work;
-  using Box = typename Producer<Traits>::Box;
 
   FA_DEVICE explicit WideProducer(const Base& base) : Base(base) {}
 
@@ -46,7 +45,7 @@ struct WideProducer : WideBlock<Config> {
   }
 
   FA_DEVICE void load_tile(int warp, int i, int n, const Query& query) const {
-    Box box = {};
+    PageBox box = {};
     if constexpr (kPaged) box = Producer<Traits>(*this).box_of(n, query);  // while the buffers are in use
     if (warp == 0) {
       if constexpr (kFirstSlabs > 0) load_keys<kFirstSlab, kFirstSlabs, 0>(i, n, query, box);
@@ -70,7 +69,7 @@ struct WideProducer : WideBlock<Config> {
 
   /// Slabs of K, [tile_n, 64] each, of KV tile number i of the block's: tile n of the query's.
   template <int kFrom, int kSlabs, int kUnit>
-  FA_DEVICE void load_keys(int i, int n, const Query& query, const Box& box) const {
+  FA_DEVICE void load_keys(int i, int n, const Query& query, const PageBox& box) const {
     await_empty(i, kUnit);
     if (ptx::thread_index() % kWarpSize == 0) {
       FA_UNROLL
@@ -87,7 +86,7 @@ struct WideProducer : WideBlock<Config> {
 
   /// A half of V, [tile_n, kHalfColumns].
   template <int kHalf>
-  FA_DEVICE void load_values(int i, int n, const Query& query, const Box& box) const {
+  FA_DEVICE void load_values(int i, int n, const Query& query, const PageBox& box) const {
     const uint32_t full = landed(i, kKSlabs + kHalf);
     await_empty(i, 2 + kHalf);
     if (ptx::thread_index() % kWarpSize == 0) ptx::mbarrier_arrive_expect_tx(full, Traits::VHalf::kBytes);
@@ -101,7 +100,7 @@ struct WideProducer : WideBlock<Config> {
 
   /// 64 columns of KV tile n; zeros behind the last key and behind the last column.
   FA_DEVICE void load_slab(uint32_t tile, const kernel::TensorMap& map, uint32_t full, int slab, int n,
-                           const Query& query, [[maybe_unused]] const Box& box) const {
+                           const Query& query, [[maybe_unused]] const PageBox& box) const {
     const int lane = ptx::thread_index() % kWarpSize;
     const int column = slab * kSlabColumns;
     if constexpr (kPaged) {

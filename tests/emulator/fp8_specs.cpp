@@ -168,7 +168,7 @@ const std::vector<Fp8Variant>& fp8_packed_variants() {
 const std::vector<Fp8Mutation>& fp8_mutations() {
   using enum FaultKind;
   static const std::string kForward = "sm90/sm90_fp8_forward.cuh";
-  static const std::string kProducer = "sm90/sm90_fp8_producer.cuh";
+  static const std::string kProducer = "sm90/sm90_fp8_producer.cuh", kPageBox = "sm90/sm90_page_box.cuh";
   static const std::string kEpilogue = "sm90/sm90_fp8_epilogue.cuh";
   static const std::string kTraits = "sm90/sm90_fp8_traits.cuh";
   static const std::string kSoftmax = "sm90/sm90_fp8_softmax.cuh";
@@ -394,9 +394,9 @@ const std::vector<Fp8Mutation>& fp8_mutations() {
        "",
        {}},
       {"fp8_box_of_a_page_ends_with_the_page",
-       kProducer,
-       "Traits::kPageSize < 0 || behind < Traits::kPageSize ? behind : Traits::kPageSize;",
-       "behind < 0 ? 0 : Traits::kPageSize;",
+       kPageBox,
+       "kPageSize < 0 || behind < kPageSize ? behind : kPageSize;",
+       "behind < 0 ? 0 : kPageSize;",
        {global_uninitialised},
        kOfPages},
       {"fp8_boxes_of_one_lane",
@@ -406,7 +406,7 @@ const std::vector<Fp8Mutation>& fp8_mutations() {
        {deadlock, shared_in_flight, shared_uninitialised, barrier_misuse},
        kOfPages},
       {"fp8_box_of_the_first_row",
-       kProducer,
+       kPageBox,
        "const int row = keys.row_in_page(first);",
        "const int row = 0 * first;",
        {},

@@ -1,0 +1,35 @@
+#ifndef FA_TEMPLATES_SM90_SM90_PAGE_BOX_CUH_
+#define FA_TEMPLATES_SM90_SM90_PAGE_BOX_CUH_
+
+#include <common/paged.cuh>
+#include <ptx/thread.cuh>
+
+namespace fa::sm90 {
+
+/// A box of a page: where it begins on the axes of the map [d, rows, heads of all pages, ends, wraps].
+struct PageBox {
+  int row;
+  int head;
+  int end;
+  int wrap;
+};
+
+/// The box of this lane's kBoxRows rows of KV tile n. Rows that no query needs lie outside of the map, which makes them
+/// zeros: it ends with the last key, or begins with the first.
+template <int kPageSize, int kTileN, int kBoxRows>
+FA_DEVICE PageBox page_box(const kernel::PagedKeys<kPageSize>& keys, int heads_a_page, int kv_head, int n) {
+  const int first = n * kTileN + ptx::thread_index() % kWarpSize * kBoxRows;
+  const int needed = first < keys.begin ? keys.begin : first;
+  const int page = needed < first + kBoxRows ? keys.page_of(needed) : -1;
+  if (!keys.has(needed, page)) return {kernel::kBoundedRows, 0, 0, kernel::kBoundedRows};  // all zeros
+  const int head = page * heads_a_page + kv_head;
+  const int row = keys.row_in_page(first);
+  if (first < keys.begin) return {first - keys.begin, head, row + keys.begin - first, 0};
+  const int behind = row + keys.end - first;  // the last key, in the page
+  const int end = kPageSize < 0 || behind < kPageSize ? behind : kPageSize;
+  return {kernel::kBoundedRows - end + row, head, end, kernel::kBoundedRows};
+}
+
+}  // namespace fa::sm90
+
+#endif  // FA_TEMPLATES_SM90_SM90_PAGE_BOX_CUH_
