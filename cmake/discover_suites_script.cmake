@@ -1,0 +1,35 @@
+# Writes OUTPUT, which tells ctest of the suites that PROGRAM lists, by way of RUNNER where it is of another machine.
+execute_process(COMMAND ${RUNNER} ${PROGRAM} --gtest_list_tests OUTPUT_VARIABLE listed RESULT_VARIABLE result)
+if(NOT result EQUAL 0)
+  message(FATAL_ERROR "${PROGRAM} --gtest_list_tests: ${result}\n${listed}")
+endif()
+
+set(text "")
+set(suite "")
+set(count 0)
+# Suites begin their lines, tests are indented; what follows `#` is the value of a parameter.
+string(REGEX REPLACE "#[^\n]*" "" listed "${listed}")
+string(REGEX REPLACE "[][;]" "_" listed "${listed}")
+string(REPLACE "\n" ";" lines "${listed}")
+list(APPEND lines "end.")
+foreach(line IN LISTS lines)
+  string(STRIP "${line}" name)
+  if(line MATCHES "^ ")
+    if(NOT name MATCHES "DISABLED_")
+      math(EXPR count "${count} + 1")
+    endif()
+  elseif(name MATCHES "^[A-Za-z0-9_/]+\\.$")
+    if(count GREATER 0)
+      # The largest first: what runs beside them ends with them. A suite of which nothing could run is skipped.
+      string(APPEND text "add_test([=[${suite}*]=] ${RUNNER} [=[${PROGRAM}]=] [=[--gtest_filter=${suite}*]=])\n"
+                         "set_tests_properties([=[${suite}*]=] PROPERTIES LABELS [=[${LABELS}]=] COST ${count} "
+                         "SKIP_REGULAR_EXPRESSION [=[PASSED  . 0 tests]=])\n")
+    endif()
+    set(suite "${name}")
+    set(count 0)
+  endif()
+endforeach()
+if(text STREQUAL "")
+  message(FATAL_ERROR "${PROGRAM} lists no test")
+endif()
+file(WRITE ${OUTPUT} "${text}")
