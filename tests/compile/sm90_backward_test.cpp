@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -12,6 +13,7 @@
 #include "plan/candidates.hpp"
 #include "plan/planner.hpp"
 #include "render/source.hpp"
+#include "support/thorough.hpp"
 
 // The Hopper backward kernels that the planner picks compile with NVRTC without spilling and without a wgmma that ptxas
 // waits for; no GPU is involved. FA_COMPILE_GRID=1 compiles every head dim instead of a few.
@@ -105,13 +107,16 @@ TEST(Sm90BackwardCompile, Variants) {
   expect_clean(plan_backward(problem_of({40, 40, DType::f16, true}), {{"tile_m", 64}, {"tile_n", 192}}, false).main);
 }
 
-/// With some gradients: P and the next scores side by side in registers, and sums alone.
+/// With some gradients: P and the next scores side by side in registers, and sums alone. Causal and not in turn.
 TEST(Sm90BackwardCompile, UnwantedGradients) {
+  std::size_t n = 0;
   for (const int d : {64, 128, 192, 256}) {
-    for (const bool causal : {false, true}) {
-      for (const Gradients wanted :
-           {Gradients{true, false, false}, {false, true, true}, {false, true, false}, {true, false, true}}) {
-        if (d > 128 && wanted.dk != wanted.dv) continue;
+    for (const Gradients wanted :
+         {Gradients{true, false, false}, {false, true, true}, {false, true, false}, {true, false, true}}) {
+      const std::size_t turn = n++;
+      if (d > 128 && wanted.dk != wanted.dv) continue;
+      for (const bool causal : {false, true}) {
+        if (!test::alternates(turn, causal)) continue;
         plan::Problem problem = problem_of({d, d, DType::bf16, causal});
         problem.gradients = wanted;
         expect_clean(plan_backward(problem, {plan::Family::sm90}, false).main);
@@ -123,16 +128,22 @@ TEST(Sm90BackwardCompile, UnwantedGradients) {
   expect_clean(plan_backward(ordered, {plan::Family::sm90}, true).main);
 }
 
-/// Debug kernels of every family of waits: they compile, whatever ptxas says of their speed, and print.
+/// Debug kernels of every family of waits: they compile, whatever ptxas says of their speed, and print. Forward and
+/// backward in turn.
 TEST(DebugKernels, Compile) {
   std::vector<plan::KernelSpec> specs;
+  std::size_t n = 0;
   for (const int d : {64, 128, 256}) {
-    plan::Problem problem = problem_of({d, d, DType::bf16, true});
-    specs.push_back(plan_backward(problem, {plan::Family::sm90}, true).main.front());
-    specs.push_back(plan::plan_forward(problem, {}).kernel);
-    problem.arch = plan::parse_arch("sm_80");
-    specs.push_back(plan_backward(problem, {}, false).main.front());
-    specs.push_back(plan::plan_forward(problem, {}).kernel);
+    for (const bool hopper : {true, false}) {
+      plan::Problem problem = problem_of({d, d, DType::bf16, true});
+      if (!hopper) problem.arch = plan::parse_arch("sm_80");
+      const std::size_t turn = n++;
+      if (test::alternates(turn, false)) {
+        const plan::Fixed family{hopper ? plan::Family::sm90 : plan::Family::sm80};
+        specs.push_back(plan_backward(problem, family, hopper).main.front());
+      }
+      if (test::alternates(turn, true)) specs.push_back(plan::plan_forward(problem, {}).kernel);
+    }
   }
   plan::Problem decode = problem_of({128, 128, DType::bf16, true});
   decode.page_size = 16;
@@ -154,7 +165,8 @@ TEST(DebugKernels, Compile) {
   }
 }
 
-/// Functions, windows, packed batches and dropout, each by itself: ptxas lets every wgmma run in the background.
+/// Functions, windows, packed batches and dropout, each by itself: ptxas lets every wgmma run in the background. Causal
+/// and not in turn.
 TEST(Sm90BackwardCompile, MoreThanPlainAttention) {
   struct What {
     plan::Variants variants;
@@ -171,9 +183,12 @@ TEST(Sm90BackwardCompile, MoreThanPlainAttention) {
   packed.varlen = true;
   dropped.dropout = true;
   sinks.variants.sink = true;
-  for (const int d : {64, 128}) {
-    for (const bool causal : {false, true}) {
-      for (const What& what : {window, functions, slopes, packed, dropped, sinks}) {
+  std::size_t n = 0;
+  for (const What& what : {window, functions, slopes, packed, dropped, sinks}) {
+    for (const int d : {64, 128}) {
+      const std::size_t turn = n++;
+      for (const bool causal : {false, true}) {
+        if (!test::alternates(turn, causal)) continue;
         const bool with_gradients = !what.variants.captures.empty() && what.variants.mask.empty();
         if (d == 128 && with_gradients) continue;  // of sm80
         plan::Problem problem = problem_of({d, d, DType::bf16, causal});

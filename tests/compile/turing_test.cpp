@@ -60,9 +60,15 @@ void expect_unsupported(const char* argument, const plan::Problem& problem, bool
   }
 }
 
+/// Every other head dim, where FA_TESTS is not thorough.
 TEST(TuringCompile, Forward) {
-  for (const int d : {8, 64, 128, 192, 256, 512}) expect_forward(problem_of(DType::f16, d, d % 128 == 0));
-  for (const int d : {8, 64, 128, 192, 256, 288}) expect_forward(problem_of(DType::f32, d, d % 128 == 0));
+  std::size_t n = 0;
+  for (const int d : {8, 64, 128, 192, 256, 512}) {
+    if (test::tries(n++, 2)) expect_forward(problem_of(DType::f16, d, d % 128 == 0));
+  }
+  for (const int d : {8, 64, 128, 192, 256, 288}) {
+    if (test::tries(++n, 2)) expect_forward(problem_of(DType::f32, d, d % 128 == 0));
+  }
 }
 
 TEST(TuringCompile, FewRows) {
@@ -89,8 +95,13 @@ TEST(TuringCompile, Variants) {
 }
 
 TEST(TuringCompile, Backward) {
-  for (const int d : {8, 64, 128, 192, 256, 384}) expect_backward(problem_of(DType::f16, d, true), d == 128);
-  for (const int d : {8, 64, 128, 224}) expect_backward(problem_of(DType::f32, d, false), d == 64);
+  std::size_t n = 0;
+  for (const int d : {8, 64, 128, 192, 256, 384}) {
+    if (test::tries(n++, 2)) expect_backward(problem_of(DType::f16, d, true), d == 128);
+  }
+  for (const int d : {8, 64, 128, 224}) {
+    if (test::tries(++n, 2)) expect_backward(problem_of(DType::f32, d, false), d == 64);
+  }
 }
 
 TEST(TuringCompile, OthersAround) {

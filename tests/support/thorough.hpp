@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdlib>
 #include <span>
@@ -20,9 +21,28 @@ std::span<const T> tried(const std::array<T, n>& all, std::size_t index) {
   return thorough() ? std::span<const T>(all) : std::span<const T>(all).subspan(index % n, 1);
 }
 
+/// Whether kind `of_two`, 0 or 1, tries case `index`: a thorough run tries both, others one of them. Which one it is
+/// goes with no bit of the index, so that each of loops within loops meets both kinds.
+inline bool alternates(std::size_t index, bool of_two) {
+  return thorough() || (std::popcount(index) % 2 != 0) == of_two;
+}
+
 /// Whether a run tries case `index`: a thorough one all, others every `of`-th.
 inline bool tries(std::size_t index, std::size_t of) {
   return thorough() || index % of == 0;
+}
+
+/// Whether sanitizers watch, which makes code several times slower.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
+/// Of cases that a build without sanitizers tries one and all: under sanitizers, where not thorough, every eighth. What
+/// the results are, the other build sees; neighbours use memory alike.
+inline bool tries_watched(std::size_t index) {
+  return !kSanitized || tries(index, 8);
 }
 
 }  // namespace fa::test
