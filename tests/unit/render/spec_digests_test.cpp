@@ -61,7 +61,7 @@ std::filesystem::path golden_path() {
 TEST(SpecDigests, OfTheGoldenListAndAPairwiseCoverAreTheSame) {
   std::vector<NamedSpec> specs = golden_list();
   const std::size_t golden_specs = specs.size();
-  for (NamedSpec& spec : pairwise_list()) specs.push_back(std::move(spec));
+  for (const NamedSpec& spec : pairwise_list()) specs.push_back(spec);
   EXPECT_GE(golden_specs, 100u);
   EXPECT_GE(specs.size() - golden_specs, 500u);
   std::string text;

@@ -323,11 +323,14 @@ std::vector<NamedSpec> golden_list() {
   return std::move(specs).take();
 }
 
-std::vector<NamedSpec> pairwise_list() {
-  Collector specs;
-  for (const Row& row : emulator::pairwise_cover(levels(true), is_wanted)) specs.add(case_of(row), {1, 1});
-  for (const Row& row : emulator::pairwise_cover(levels(false), is_wanted)) specs.add(case_of(row), {});
-  return std::move(specs).take();
+const std::vector<NamedSpec>& pairwise_list() {
+  static const std::vector<NamedSpec> list = [] {
+    Collector specs;
+    for (const Row& row : emulator::pairwise_cover(levels(true), is_wanted)) specs.add(case_of(row), {1, 1});
+    for (const Row& row : emulator::pairwise_cover(levels(false), is_wanted)) specs.add(case_of(row), {});
+    return std::move(specs).take();
+  }();
+  return list;
 }
 
 }  // namespace fa::render

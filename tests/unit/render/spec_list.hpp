@@ -18,7 +18,7 @@ struct NamedSpec {
 std::vector<NamedSpec> golden_list();
 
 /// A pairwise cover of what configurations, shapes and overrides may be.
-std::vector<NamedSpec> pairwise_list();
+const std::vector<NamedSpec>& pairwise_list();
 
 }  // namespace fa::render
 
