@@ -15,8 +15,9 @@ if(FA_PRECOMPILE)
   target_precompile_headers(fa_precompiled PRIVATE ${common_headers})
 endif()
 
-# fa_use_precompiled(TARGET): a room of the library.
+# fa_use_precompiled(TARGET): of code of the library, or as it is compiled: with -O2 in a release, as the headers are.
 function(fa_use_precompiled target)
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O2>)
   if(FA_PRECOMPILE)
     target_precompile_headers(${target} REUSE_FROM fa_precompiled)
   endif()
