@@ -317,7 +317,7 @@ void Calls::raise_empty_rows(const Results& expected) {
   lse_.refresh();
 }
 
-std::function<Calls::bool(std::int64_t)> untouched(const std::vector<bool>& rows) const {
+std::function<bool(std::int64_t)> Calls::untouched(const std::vector<bool>& rows) const {
   const bool alone = c_.config.varlen && !c_.config.zero_padding;
   return [alone, &rows](std::int64_t s) { return alone && !rows[static_cast<std::size_t>(s)]; };
 }
