@@ -2,8 +2,8 @@
 #define FA_TEMPLATES_COMMON_SHARED_TILE_CUH_
 
 #include <common/constants.cuh>
+#include <common/copies.cuh>
 #include <common/types.cuh>
-#include <ptx/cp_async.cuh>
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>
 

@@ -3,24 +3,10 @@
 
 #include <common/types.cuh>
 #include <ptx/language.cuh>
-#include <ptx/memory.cuh>
 
 namespace fa::ptx {
 
-using kernel::Chunk;
-
-#ifdef FA_TURING
-/// Without cp.async: the same through registers. Whoever waits for a copy meets those who have made it at a barrier, or
-/// in a warp, as behind cp.async.
-FA_DEVICE void cp_async_16(uint32_t shared, const void* global, bool valid) {
-  Chunk chunk{};
-  if (valid) chunk = ld_global_chunk(global);
-  st_shared_chunk(shared, chunk);
-}
-FA_DEVICE void cp_async_commit() {}
-template <int kPending>
-FA_DEVICE void cp_async_wait() {}
-#else
+#ifndef FA_TURING  // whose copies go through registers: common/copies.cuh
 /// cp.async.cg.shared.global: 16 bytes, both addresses 16-byte aligned. With `valid` false nothing is read and the 16
 /// bytes become zero.
 FA_DEVICE void cp_async_16(uint32_t shared, const void* global, bool valid) {

@@ -29,18 +29,11 @@ FA_DEVICE void mma_m16n8k8<f16>(float (&d)[4], uint32_t a0, uint32_t a1, uint32_
                : "r"(a0), "r"(a1), "r"(b0));
 }
 
+#ifndef FA_TURING  // which has half of it: sm80/sm80_products.cuh
 /// A 16x16 row-major in 4 registers, B 16x8 column-major in 2.
 template <class T>
 FA_DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 
-#ifdef FA_TURING
-/// Which has half of it: each column of B in the lower, and in the upper half of the depth.
-template <>
-FA_DEVICE void mma_m16n8k16<f16>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  mma_m16n8k8<f16>(d, a[0], a[1], b0);
-  mma_m16n8k8<f16>(d, a[2], a[3], b1);
-}
-#else
 template <>
 FA_DEVICE void mma_m16n8k16<bf16>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(

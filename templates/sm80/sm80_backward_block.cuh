@@ -5,10 +5,10 @@
 #include <common/backward_schedule.cuh>
 #include <common/bounded_items.cuh>
 #include <common/constants.cuh>
+#include <common/copies.cuh>
 #include <common/sequences.cuh>
 #include <common/switches.cuh>
 #include <common/variant.cuh>
-#include <ptx/cp_async.cuh>
 #include <ptx/language.cuh>
 #include <ptx/memory.cuh>
 #include <ptx/thread.cuh>

@@ -5,6 +5,7 @@
 #include <common/backward_schedule.cuh>
 #include <common/bounded_items.cuh>
 #include <common/constants.cuh>
+#include <common/copies.cuh>
 #include <common/dropout.cuh>
 #include <common/dropout_place.cuh>
 #include <common/elements.cuh>
@@ -14,7 +15,6 @@
 #include <common/switches.cuh>
 #include <common/tile_store.cuh>
 #include <common/variant.cuh>
-#include <ptx/cp_async.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>

@@ -2,12 +2,12 @@
 #define FA_TEMPLATES_SM80_SM80_COLUMN_SUMS_CUH_
 
 #include <common/constants.cuh>
+#include <common/copies.cuh>
 #include <common/forward_schedule.cuh>
 #include <common/online_softmax.cuh>
 #include <common/sequences.cuh>
 #include <common/switches.cuh>
 #include <common/variant.cuh>
-#include <ptx/cp_async.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>

@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_SM80_SM80_FORWARD_CUH_
 
 #include <common/bounded_items.cuh>
+#include <common/copies.cuh>
 #include <common/forward_schedule.cuh>
 #include <common/kept_keys.cuh>
 #include <common/online_softmax.cuh>
@@ -11,7 +12,6 @@
 #include <common/switches.cuh>
 #include <common/variant.cuh>
 #include <common/work_lists.cuh>
-#include <ptx/cp_async.cuh>
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>

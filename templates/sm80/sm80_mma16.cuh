@@ -6,7 +6,7 @@
 #include <common/shared_tile.cuh>
 #include <ptx/ldmatrix.cuh>
 #include <ptx/math.cuh>
-#include <ptx/mma.cuh>
+#include <sm80/sm80_products.cuh>
 
 namespace fa::sm80 {
 

@@ -8,9 +8,9 @@
 #include <ptx/cp_async_4.cuh>
 #include <ptx/ldmatrix.cuh>
 #include <ptx/memory.cuh>
-#include <ptx/mma.cuh>
 #include <ptx/thread.cuh>
 #include <sm80/sm80_mma16.cuh>
+#include <sm80/sm80_products.cuh>
 
 namespace fa::sm80 {
 

@@ -9,9 +9,9 @@
 #include <ptx/ldmatrix.cuh>
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>
-#include <ptx/mma.cuh>
 #include <ptx/thread.cuh>
 #include <sm80/sm80_mma16.cuh>
+#include <sm80/sm80_products.cuh>
 #include <sm80/sm80_tf32x3.cuh>
 
 namespace fa::sm80 {

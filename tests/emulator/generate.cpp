@@ -3,7 +3,7 @@
 // appends in `append_<i>.cpp`, merges in `merge_<i>.cpp`, and the mutated ones in `mutants_<i>.cpp`. Those with a fixed
 // split size, and their mutants, are in `invariant_<i>.cpp`; those of 8-bit floats and theirs in `fp8_<i>.cpp`; those
 // of parts of larger attentions and theirs in `shard_<i>.cpp`, those with statistics, and of debug calls, in
-// `statistics_<i>.cpp`.
+// `statistics_<i>.cpp`. Those for compute capability 7.5, of all lists, are in `turing_<i>.cpp`.
 
 #include <filesystem>
 #include <fstream>
@@ -68,12 +68,18 @@ std::string include_lines(const std::string& unit) {
   return result;
 }
 
+/// Those of compute capability 7.5, whose macro changes what headers define, are in files of their own.
+bool is_turing(const KernelSpec& spec) {
+  return spec.arch.major < 8;
+}
+
 /// `scope` begins the names of their namespaces: programs link several lists, each with numbers of its own.
 std::string kernels_file(const std::vector<KernelSpec>& specs, std::size_t file, std::size_t files,
                          const char* scope = "unit") {
   std::set<std::string> includes;
   std::string body;
   for (std::size_t i = file; i < specs.size(); i += files) {
+    if (is_turing(specs[i])) continue;
     const Source source = fa::render::render(specs[i]);
     includes.insert(include_lines(source.unit));
     body += wrapped(source, fmt::format("{}_{}", scope, i), canonical(specs[i]));
@@ -174,9 +180,12 @@ std::string mutant(const Mutation& mutation, const fs::path& folder) {
                          : is_of_schedule(mutation)                      ? fa::plan::schedule_spec(subject)
                                                                          : subject);
   const fs::path own = folder / mutation.name;
+  const bool turing = is_turing(subject);
   return write_mutated_templates(mutation, own) +
-         fmt::format("#define fa fa_{}\n{}", mutation.name, redirected(include_lines(source.unit), own)) +
-         redirected(wrapped(source, "mutant_" + mutation.name, "mutant " + mutation.name), own) + "#undef fa\n\n";
+         fmt::format("#define fa fa_{}\n{}{}", mutation.name, turing ? "#define FA_TURING 1\n" : "",
+                     redirected(include_lines(source.unit), own)) +
+         redirected(wrapped(source, "mutant_" + mutation.name, "mutant " + mutation.name), own) + "#undef fa\n" +
+         (turing ? "#undef FA_TURING\n\n" : "\n");
 }
 
 std::string mutants_file(const fs::path& folder, std::size_t file, std::size_t files) {
@@ -247,16 +256,29 @@ std::string statistics_file(const fs::path& folder, std::size_t file, std::size_
   return text;
 }
 
-/// Of one architecture alone, whose macro changes what headers define: in a namespace of its own, as mutants are.
-std::string turing_file(const fs::path& folder) {
+/// Kernels for compute capability 7.5 of every list, each once.
+std::vector<KernelSpec> turing_specs() {
+  std::set<std::string> seen;
+  std::vector<KernelSpec> unique;
+  for (const std::vector<KernelSpec>& list : {emulator::all_turing_specs(), emulator::all_specs(),
+                                              emulator::all_variant_specs(), emulator::all_paged_specs()}) {
+    for (const KernelSpec& spec : list) {
+      if (is_turing(spec) && seen.insert(canonical(spec)).second) unique.push_back(spec);
+    }
+  }
+  return unique;
+}
+
+/// In a namespace of its own, as mutants are.
+std::string turing_file(const fs::path& folder, const std::vector<KernelSpec>& specs, std::size_t file,
+                        std::size_t files) {
   const fs::path own = folder / "turing";
   const std::string line = "namespace fa::sm80 {";  // stays
-  const Mutation same{"turing", line, line, emulator::all_turing_specs().front(), {}, 1, "sm80/sm80_tf32x3.cuh"};
+  const Mutation same{"turing", line, line, specs.front(), {}, 1, "sm80/sm80_tf32x3.cuh"};
   const std::string undefines = write_mutated_templates(same, own);
   std::set<std::string> includes;
   std::string body;
-  const std::vector<KernelSpec> specs = emulator::all_turing_specs();
-  for (std::size_t i = 0; i < specs.size(); ++i) {
+  for (std::size_t i = file; i < specs.size(); i += files) {
     const Source source = fa::render::render(specs[i]);
     includes.insert(include_lines(source.unit));
     body += redirected(wrapped(source, fmt::format("turing_{}", i), canonical(specs[i])), own);
@@ -270,13 +292,13 @@ std::string turing_file(const fs::path& folder) {
 }  // namespace
 
 /// generate FOLDER KERNEL_FILES VARIANT_FILES MUTANT_FILES PAGED_FILES APPEND_FILES MERGE_FILES INVARIANT_FILES
-/// FP8_FILES SHARD_FILES STATISTICS_FILES
+/// FP8_FILES SHARD_FILES STATISTICS_FILES TURING_FILES
 int main(int argc, char** argv) {
   try {
-    if (argc != 12) {
+    if (argc != 13) {
       throw std::runtime_error(
           "usage: generate FOLDER KERNEL_FILES VARIANT_FILES MUTANT_FILES PAGED_FILES APPEND_FILES MERGE_FILES "
-          "INVARIANT_FILES FP8_FILES SHARD_FILES STATISTICS_FILES");
+          "INVARIANT_FILES FP8_FILES SHARD_FILES STATISTICS_FILES TURING_FILES");
     }
     const fs::path folder = argv[1];
     const std::size_t kernel_files = std::stoul(argv[2]);
@@ -313,7 +335,11 @@ int main(int argc, char** argv) {
     for (std::size_t i = 0; i < statistics_files; ++i) {
       write(folder / fmt::format("statistics_{}.cpp", i), statistics_file(folder, i, statistics_files));
     }
-    write(folder / "turing.cpp", turing_file(folder));
+    const std::size_t turing_files = std::stoul(argv[12]);
+    const std::vector<KernelSpec> turing = turing_specs();
+    for (std::size_t i = 0; i < turing_files; ++i) {
+      write(folder / fmt::format("turing_{}.cpp", i), turing_file(folder, turing, i, turing_files));
+    }
     const std::vector<KernelSpec> specs = emulator::all_specs();
     for (std::size_t i = 0; i < kernel_files; ++i) {
       write(folder / fmt::format("kernels_{}.cpp", i), kernels_file(specs, i, kernel_files));

@@ -29,6 +29,7 @@ enum Flag : unsigned {
   kScalarReduce = 4096,
   kWide = 8192,      // of forward: the Hopper kernel for wide heads
   kBounded = 16384,  // blocks go on from tile to tile
+  kTuring = 32768,   // for compute capability 7.5
 };
 
 struct ForwardShape {
@@ -65,6 +66,10 @@ constexpr ForwardShape kForward[] = {
     {DType::bf16, 264, 128, 64, 12, 64, 1, kVarlen | kCausal | kPackGqa | kWide},
     {DType::f16, 40, 40, 32, 2, 32, 1, kVarlen | kCausal | kBounded},
     {DType::bf16, 64, 64, 64, 4, 32, 1, kVarlen | kDropout | kCausal | kPackGqa | kPairs | kBounded},
+    {DType::f16, 40, 40, 32, 2, 32, 1, kVarlen | kCausal | kTuring},
+    {DType::f32, 24, 64, 16, 1, 16, 1, kVarlen | kDropout | kCausal | kTwoBodies | kTuring},
+    {DType::f16, 64, 64, 32, 2, 64, 2, kVarlen | kDropout | kCausal | kPackGqa | kUnaligned | kPairs | kTuring},
+    {DType::f16, 8, 64, 32, 2, 32, 1, kDropout | kSplit | kTuring},
 };
 
 struct BackwardShape {
@@ -83,11 +88,14 @@ constexpr BackwardShape kBackward[] = {
     {DType::f16, 64, 64, 32, 64, 2, 2, 1, 1, kDropout | kCausal | kDeterministic | kTwoSubsteps},
     {DType::bf16, 40, 40, 32, 32, 4, 2, 2, 2, kVarlen | kCausal | kDelayedDq | kBounded},
     {DType::f16, 24, 40, 32, 32, 2, 2, 1, 1, kVarlen | kDropout | kDeterministic | kBounded},
+    {DType::f16, 40, 64, 32, 32, 4, 2, 2, 1, kVarlen | kDropout | kCausal | kTuring},
+    {DType::f16, 64, 64, 32, 32, 2, 2, 1, 2, kDropout | kSplit | kTuring},
+    {DType::f32, 24, 64, 16, 32, 4, 1, 1, 1, kVarlen | kDropout | kCausal | kDeterministic | kTuring},
 };
 
 KernelSpec to_spec(const ForwardShape& shape) {
   KernelSpec spec;
-  spec.arch = {8, 0, '\0'};
+  spec.arch = shape.has(kTuring) ? Arch{7, 5, '\0'} : Arch{8, 0, '\0'};
   spec.dtype = shape.dtype;
   spec.d_qk = shape.d_qk;
   spec.d_v = shape.d_v;
@@ -123,7 +131,7 @@ KernelSpec to_spec(const ForwardShape& shape) {
 BackwardSpecs to_specs(const BackwardShape& shape) {
   KernelSpec spec;
   spec.own = fa::plan::Sm80Backward{};
-  spec.arch = !shape.has(kScalarReduce) ? Arch{9, 0, 'a'} : Arch{8, 0, '\0'};
+  spec.arch = shape.has(kTuring) ? Arch{7, 5, '\0'} : shape.has(kScalarReduce) ? Arch{8, 0, '\0'} : Arch{9, 0, 'a'};
   spec.dtype = shape.dtype;
   spec.d_qk = shape.d_qk;
   spec.d_v = shape.d_v;

@@ -36,6 +36,7 @@ enum Flag : unsigned {
   kOwnParts = 8192,
   kBounded = 16384,    // blocks go on from tile to tile
   kTwoBlocks = 32768,  // share a multiprocessor
+  kTuring = 65536,     // for compute capability 7.5
 };
 
 struct Shape {
@@ -119,6 +120,13 @@ constexpr Shape kShapes[] = {
     {8, DType::f16, 48, 80, 32, 2, 48, 2, kCausal | kBounded, "", 0, 1, 2},
     {16, DType::bf16, 576, 512, 16, 4, 32, 2, kCausal | kPackGqa | kFours | kInKey | kScheduled, "", 0, 3},
     {3, DType::f16, 576, 512, 32, 4, 32, 2, kPacked | kCausal | kPackGqa | kFours | kInKey, "", 0, 3},
+    {16, DType::f16, 40, 40, 32, 2, 32, 1, kPacked | kCausal | kTuring},
+    {3, DType::f32, 24, 64, 16, 1, 16, 1, kPacked | kCausal | kTwoBodies | kTuring},
+    {8, DType::f16, 64, 64, 32, 2, 16, 2, kPacked | kCausal | kPackGqa | kScheduled | kTuring},
+    {1, DType::f16, 64, 64, 16, 4, 64, 2, kCausal | kPackGqa | kOwnParts | kSplitWarps | kTuring},
+    {12, DType::f16, 16, 16, 32, 2, 32, 1, kPacked | kCausal | kPackGqa | kTuring, "everything"},
+    {64, DType::f16, 40, 24, 32, 4, 32, 2, kPackGqa | kFours | kInKey | kScheduled | kTuring},
+    {kContiguous, DType::f32, 16, 24, 32, 2, 16, 1, kPacked | kCausal | kScheduled | kTuring},
     {8, DType::bf16, 64, 64, 128, 12, 48, 2, kPacked | kCausal, "", 2},
     {16, DType::f16, 40, 128, 64, 8, 80, 3, kCausal | kPackGqa, "", 1},
     {24, DType::bf16, 64, 48, 192, 16, 32, 3, kPacked, "", 2},
@@ -183,7 +191,7 @@ void take_wide(KernelSpec& spec, const Shape& shape) {
 PagedKernel to_kernel(const Shape& shape) {
   PagedKernel kernel;
   KernelSpec& spec = kernel.spec;
-  spec.arch = {8, 0, '\0'};
+  spec.arch = shape.has(kTuring) ? fa::plan::Arch{7, 5, '\0'} : fa::plan::Arch{8, 0, '\0'};
   spec.dtype = shape.dtype;
   spec.d_qk = shape.d_qk;
   spec.d_v = shape.d_v;

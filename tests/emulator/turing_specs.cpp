@@ -32,7 +32,8 @@ std::vector<TuringForward> make_forwards() {
   std::vector<TuringForward> all;
   const auto add = [&](const char* name, const Problem& problem, const char* text) {
     const fa::KernelOverride wanted{"sm80", text};
-    all.push_back({name, plan_forward(problem, fa::plan::read_override(wanted, Op::forward, "kernel")).kernel});
+    const auto planned = plan_forward(problem, fa::plan::read_override(wanted, Op::forward, "kernel"));
+    all.push_back({name, planned.kernel, planned.combine});
   };
   add("f16", problem_of(DType::f16, 64, 64, false), "");
   add("f16_causal", problem_of(DType::f16, 128, 128, true), "");
@@ -44,6 +45,10 @@ std::vector<TuringForward> make_forwards() {
   strange.aligned = strange.positive_scale = false;
   add("f16_unaligned", strange, "tile_m=32 tile_n=32 warps=2");
   add("f32", problem_of(DType::f32, 24, 16, true), "tile_m=32 tile_n=16 warps=2");
+  add("f16_splits", problem_of(DType::f16, 40, 64, true), "tile_m=32 tile_n=32 warps=2 splits=3");
+  add("f16_groups", problem_of(DType::f16, 64, 64, false), "tile_m=16 tile_n=32 warps=4 warps_n=4");
+  add("f16_split_warps", problem_of(DType::f16, 64, 64, true), "tile_m=16 tile_n=64 warps=4 split_warps=1");
+  add("f32_splits", problem_of(DType::f32, 16, 24, false), "tile_m=32 tile_n=16 warps=2 splits=3");
   add("f32_plan", problem_of(DType::f32, 64, 64, false), "");
   add("f32_little", problem_of(DType::f32, 256, 256, true), "");
   return all;
@@ -82,7 +87,10 @@ std::vector<KernelSpec> all_turing_specs() {
   const auto add = [&](const KernelSpec& spec) {
     if (std::ranges::find(unique, spec) == unique.end()) unique.push_back(spec);
   };
-  for (const TuringForward& forward : turing_forwards()) add(forward.spec);
+  for (const TuringForward& forward : turing_forwards()) {
+    add(forward.spec);
+    if (forward.spec.split) add(forward.combine);
+  }
   for (const TuringBackward& backward : turing_backwards()) {
     add(backward.specs.main);
     if (backward.specs.passes_for_dq()) add(backward.specs.dq);

@@ -13,6 +13,7 @@ namespace emulator {
 struct TuringForward {
   std::string name;
   fa::plan::KernelSpec spec;
+  fa::plan::KernelSpec combine;  ///< of a spec that splits keys
 };
 struct TuringBackward {
   std::string name;

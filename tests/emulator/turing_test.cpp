@@ -54,6 +54,7 @@ TEST_P(TuringForwards, MatchTheReference) {
     c.spec = spec;
     c.attention = attention_of(spec, kSizes[i]);
     c.placement = static_cast<Placement>(i);
+    c.splits = spec.split ? 3 : 1;
     SCOPED_TRACE(testing::PrintToString(c));
     const fa::test::AttentionInputs inputs = make_inputs(c);
     const AttentionOutputs expected = fa::test::reference_f64(c.attention, inputs);

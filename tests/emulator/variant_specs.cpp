@@ -138,6 +138,14 @@ const std::vector<VariantKernels>& variant_kernels() {
       {.choice = "window_sink", .attention = attention(DType::bf16, 24, 16, true), .pack_gqa = true, .pairs = true},
       {.choice = "two_sided", .attention = attention(DType::bf16, 16, 48, false), .splits = 2, .pairs = true},
       {.choice = "by_head", .attention = attention(DType::f16, 16, 16, false), .loop_bodies = 2, .pairs = true},
+      {.choice = "everything", .attention = attention(DType::f16, 16, 16, true), .loop_bodies = 2, .turing = true},
+      {.choice = "window_sink",
+       .attention = attention(DType::f32, 16, 8, true),
+       .pack_gqa = true,
+       .splits = 2,
+       .deterministic = true,
+       .turing = true},
+      {.choice = "documents", .attention = attention(DType::f16, 24, 16, false), .splits = 2, .turing = true},
   };
   return list;
 }
@@ -155,6 +163,13 @@ const std::vector<VariantKernels>& packed_variant_kernels() {
        .varlen = true,
        .dropout = true,
        .pairs = true},
+      {.choice = "everything",
+       .attention = attention(DType::f16, 16, 16, true),
+       .splits = 2,
+       .varlen = true,
+       .dropout = true,
+       .turing = true},
+      {.choice = "softcap_bias", .attention = attention(DType::f32, 16, 8, true), .dropout = true, .turing = true},
   };
   return list;
 }
@@ -384,7 +399,8 @@ VariantSpecs hopper_variant_specs(const VariantKernels& kernels) {
 
 VariantSpecs variant_specs(const VariantKernels& kernels) {
   const fa::test::VariantCase c = variant_case(kernels, kernels.attention);
-  const fa::plan::Problem problem = fa::api::make_problem(c.config, any_shape(), kArch, &c.functions.variants);
+  const fa::plan::Arch arch = kernels.turing ? fa::plan::Arch{7, 5, '\0'} : kArch;
+  const fa::plan::Problem problem = fa::api::make_problem(c.config, any_shape(), arch, &c.functions.variants);
   fa::plan::Fixed forward;
   forward.set("tile_m", 32);
   forward.set("tile_n", 32);

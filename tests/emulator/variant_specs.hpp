@@ -27,6 +27,7 @@ struct VariantKernels {
   bool pairs = false;  ///< of warps, in an sm80 forward
   std::optional<bool> affine_product = {};
   bool affine_reach = false;
+  bool turing = false;  ///< for compute capability 7.5
 };
 const std::vector<VariantKernels>& variant_kernels();
 

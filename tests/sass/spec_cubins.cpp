@@ -1,4 +1,5 @@
-// What tools/sass_diff.py compares: the kernels of the golden and the pairwise list and of the tuned tables.
+// What tools/sass_diff.py compares: the kernels of the golden, the pairwise and the family list and of the tuned
+// tables.
 //
 //     fa_spec_cubins list                     JSON: name, list, canonical text, entry point and digest of each
 //     fa_spec_cubins compile FOLDER JOBS      compiles those whose digests come on standard input, one a line, to
@@ -58,6 +59,7 @@ std::vector<Listed> all_kernels() {
   }
   for (const render::NamedSpec& named : render::golden_list()) lists.add("golden", named.name, named.spec);
   for (const render::NamedSpec& named : render::pairwise_list()) lists.add("pairwise", named.name, named.spec);
+  for (const render::NamedSpec& named : render::family_list()) lists.add("family", named.name, named.spec);
   return std::move(lists).take();
 }
 

@@ -34,6 +34,7 @@ void expect_same(const NamedSpec& named) {
 
 TEST(ParseSpec, ReadsWhatThePlannerTakes) {
   for (const NamedSpec& named : golden_list()) expect_same(named);
+  for (const NamedSpec& named : family_list()) expect_same(named);
 }
 
 TEST(ParseSpec, ReadsAPairwiseCover) {

@@ -20,6 +20,10 @@ std::vector<NamedSpec> golden_list();
 /// A pairwise cover of what configurations, shapes and overrides may be.
 const std::vector<NamedSpec>& pairwise_list();
 
+/// What neither has: compute capability 7.5, 8-bit floats, caches of 8 and 4 bits and of latent rows, statistics,
+/// invariance, and debug kernels.
+std::vector<NamedSpec> family_list();
+
 }  // namespace fa::render
 
 #endif  // FA_TESTS_UNIT_RENDER_SPEC_LIST_HPP_

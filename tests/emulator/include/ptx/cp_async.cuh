@@ -5,21 +5,10 @@
 
 #include <common/types.cuh>
 #include <ptx/language.cuh>
-#include <ptx/memory.cuh>
 
 namespace fa::ptx {
 
-#ifdef FA_TURING
-FA_DEVICE void cp_async_16(uint32_t shared, const void* global, bool valid,
-                           const emulator::Site& site = emulator::Site::current()) {
-  kernel::Chunk chunk{};
-  if (valid) chunk = ld_global_chunk(global, site);
-  st_shared_chunk(shared, chunk, site);
-}
-FA_DEVICE void cp_async_commit() {}
-template <int kPending>
-FA_DEVICE void cp_async_wait() {}
-#else
+#ifndef FA_TURING
 FA_DEVICE void cp_async_16(uint32_t shared, const void* global, bool valid,
                            const emulator::Site& site = emulator::Site::current()) {
   emulator::cp_async_16(shared, global, valid, site);

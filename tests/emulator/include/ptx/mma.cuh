@@ -22,14 +22,7 @@ FA_DEVICE void mma_m16n8k8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0,
   emulator::mma_m16n8k8<kHalfOf<T>>(d, a0, a1, b0, site);
 }
 
-#ifdef FA_TURING
-template <class T>
-FA_DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                            const emulator::Site& site = emulator::Site::current()) {
-  mma_m16n8k8<T>(d, a[0], a[1], b0, site);
-  mma_m16n8k8<T>(d, a[2], a[3], b1, site);
-}
-#else
+#ifndef FA_TURING
 template <class T>
 FA_DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                             const emulator::Site& site = emulator::Site::current()) {
