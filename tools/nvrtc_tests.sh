@@ -7,7 +7,7 @@ source tools/lib.sh
 install_packages
 cmake --preset release -DBUILD_SHARED_LIBS=ON -DFA_PRECOMPILE=ON >/dev/null
 cmake --build build/release -j "$jobs" --target fa_spec_cubins fa_cli
-tools/nvrtc_versions.py --every 4 --jobs "$jobs" --json build/nvrtc.json --markdown build/nvrtc.md
+tools/nvrtc_versions.py --jobs "$jobs" --json build/nvrtc.json --markdown build/nvrtc.md
 cat build/nvrtc.md
 
 say "the store's policy, with two compilers"

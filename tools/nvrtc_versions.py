@@ -4,9 +4,10 @@
     tools/nvrtc_versions.py [--every N] [--jobs N] [--json FILE] [--markdown FILE] [VERSION...]
 
 VERSIONs are those of the wheels on PyPI, by default 12.0 12.4 12.8 13. They are fetched into build/nvrtc, once. The
-kernels are those of fa_spec_cubins (build/release/tests/sass): each golden one by every version, and each of the
-pairwise list by one version in turn. --every N takes each Nth of both. A kernel that a version does not know the
-architecture of counts as not served; anything else that it refuses is a failure, and the exit code is 1.
+kernels are those of fa_spec_cubins (build/release/tests/sass): each of the family list by every version, each golden
+one by one or two versions of four, each of the pairwise list by one. --every N takes each Nth of all. A kernel that a
+version does not know the architecture of counts as not served; anything else that it refuses is a failure, and the exit
+code is 1.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEFAULT_VERSIONS = ["12.0", "12.4", "12.8", "13"]
+GOLDEN_TURNS = 3  # versions between which the golden list is shared
 
 
 def package(version):
@@ -49,9 +51,9 @@ def kernels_of(program):
 
 def share(kernels, place, versions, every):
     """The kernels that version number `place` compiles."""
-    golden = [kernel for kernel in kernels if kernel["list"] != "pairwise"][::every]
-    pairwise = [kernel for kernel in kernels if kernel["list"] == "pairwise"][::every]
-    return golden + pairwise[place::versions]
+    family, golden, pairwise = ([kernel for kernel in kernels if kernel["list"] == name][::every]
+                                for name in ("family", "golden", "pairwise"))
+    return family + golden[place % GOLDEN_TURNS::GOLDEN_TURNS] + pairwise[place::versions]
 
 
 def compile_all(program, library, kernels, jobs):
@@ -67,6 +69,19 @@ def outcome(facts):
     if "error" in facts:
         return "not served" if "cannot compile for" in facts["error"] else "failed"
     return "spills" if facts["local_bytes"] > 0 else "clean"
+
+
+def spilling(results):
+    """Markdown: the kernels that spill, by version, with the greatest number of bytes of a thread."""
+    lines = ["| NVRTC | Architecture | Kernel | Spill | Bytes, at most |", "|---|---|---|---|---|"]
+    for version, items in results.items():
+        spills = collections.defaultdict(list)
+        for item in items:
+            if item["outcome"] == "spills":
+                spills[item["target"], item["kernel"]].append(item["local_bytes"])
+        for (target, kernel), found in sorted(spills.items()):
+            lines.append(f"| {version} | {target} | {kernel.removeprefix('fa_')} | {len(found)} | {max(found)} |")
+    return "\n".join(lines) + "\n"
 
 
 def table(results):
@@ -110,7 +125,7 @@ def main():
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1))
     if arguments.markdown:
-        arguments.markdown.write_text(table(results))
+        arguments.markdown.write_text(table(results) + "\n" + spilling(results))
     failed = sum(item["outcome"] == "failed" for items in results.values() for item in items)
     served = sum(item["outcome"] in ("clean", "spills") for items in results.values() for item in items)
     print(f"nvrtc: {served} passed, {failed} failed")

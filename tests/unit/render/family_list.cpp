@@ -14,7 +14,6 @@
 #include "plan/mask_tiles.hpp"
 #include "plan/merge_states.hpp"
 #include "plan/planner.hpp"
-#include "plan/schedule.hpp"
 #include "spec_list.hpp"
 
 namespace fa::render {
@@ -69,9 +68,10 @@ class Families {
   }
 
   void forward(const std::string& name, const plan::Problem& problem, bool debug = false) {
+    bool scheduled = false;  // by the first kernel's schedule; its alternatives have theirs
     for (const plan::Alternatives& kernels : with_mask_tiles(problem, kernels_of(plan_forward(problem, {})))) {
-      add(name, kernels.front(), debug);
-      if (kernels.front().scheduled()) add(name, plan::schedule_spec(kernels.front()), debug);
+      const bool schedule = kernels.front().op() == plan::Op::schedule;
+      if (!(schedule && std::exchange(scheduled, true))) add(name, kernels.front(), debug);
     }
   }
 
