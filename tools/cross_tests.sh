@@ -39,24 +39,39 @@ cmake --build "build/$preset" -j "$jobs" --target "${targets[@]}"
 cp -u "build/$preset"/libfa.* "build/$preset/tests/c_abi/" 2>/dev/null || true
 
 passed=0 failed=0 skipped=0 failures=()
-# Adds what a program of GoogleTest counted. Its output ends with the numbers; none means that it did not end.
-run_tests() {  # run_tests NAME PROGRAM ARGUMENTS...
-  local name=$1 log="build/$preset/$1.log" status=0 some
-  shift
-  timeout 1200 "${run[@]}" "$@" --gtest_brief=1 "$left_out" >"$log" 2>&1 || status=$?
-  some=$(sed -n -E 's/^\[  PASSED  \] ([0-9]+) tests?.*/\1/p' "$log")
+# Adds what a program of GoogleTest counted, which runs in a part for each core. The output of a part ends with the
+# numbers; none means that it did not end.
+run_tests() {  # run_tests NAME PROGRAM
+  local name=$1 part pids=()
+  for ((part = 0; part < jobs; ++part)); do
+    GTEST_TOTAL_SHARDS=$jobs GTEST_SHARD_INDEX=$part timeout 2400 "${run[@]}" "$2" --gtest_brief=1 "$left_out" \
+      >"build/$preset/$name.$part.log" 2>&1 &
+    pids+=($!)
+  done
+  for ((part = 0; part < jobs; ++part)); do
+    local status=0
+    wait "${pids[part]}" || status=$?
+    count_tests "$name" "$status" "build/$preset/$name.$part.log"
+  done
+}
+
+count_tests() {  # count_tests NAME STATUS LOG
+  local some
+  some=$(sed -n -E 's/^\[  PASSED  \] ([0-9]+) tests?.*/\1/p' "$3")
   passed=$((passed + ${some:-0}))
-  skipped=$((skipped + $(sed -n -E 's/^\[  SKIPPED \] ([0-9]+) tests?.*/\1/p' "$log" | head -1 || true)))
-  some=$(sed -n -E 's/^\[  FAILED  \] ([A-Za-z]\S*\.\S+)( \(.*|)$/\1/p' "$log" | sort -u)
+  some=$(sed -n -E 's/^\[  SKIPPED \] ([0-9]+) tests?.*/\1/p' "$3" | head -1)
+  skipped=$((skipped + ${some:-0}))
+  some=$(sed -n -E 's/^\[  FAILED  \] ([A-Za-z]\S*\.\S+)( \(.*|)$/\1/p' "$3" | sort -u)
   [[ -z "$some" ]] || mapfile -t -O "${#failures[@]}" failures <<<"$some"
-  if ((status != 0)); then
-    failed=$((failed + 1)) failures+=("$name (status $status)")
-    tail -n 40 "$log"
+  if (($2 != 0)); then
+    failed=$((failed + 1)) failures+=("$1 (status $2)")
+    tail -n 40 "$3"
   fi
-  printf '%-12s status %d: %s\n' "$name" "$status" "$(grep -E '^\[=+\].*ran' "$log" | tail -1 || echo 'did not end')"
+  printf '%-12s status %d: %s\n' "$1" "$2" "$(grep -E '^\[=+\].*ran' "$3" | tail -1 || echo 'did not end')"
 }
 
 say "tests: $preset"
+"${run[@]}" "build/$preset/tools/fa$suffix" --version  # alone: Wine makes its folders
 for room in "${rooms[@]}"; do
   run_tests "$room" "build/$preset/tests/unit/$room/fa_unit_$room$suffix"
 done
@@ -84,5 +99,6 @@ else
 fi
 
 for name in "${failures[@]}"; do echo "failed: $name"; done
+say_time "$preset"
 echo "$preset: $passed passed, $failed failed, $skipped skipped"
 ((failed == 0))

@@ -43,6 +43,21 @@ install_packages() {
   ((${#missing[@]} == 0)) || apt_install "${missing[@]}"
 }
 
+# CPU seconds of this script and of all that it has waited for, in `cpu`: a machine that is busy with something else
+# moves them less than its clock. Not printed, because $(...) would be a shell with times of its own.
+read_cpu() {
+  times >build/times
+  cpu=$(awk '{ for (i = 1; i <= 2; ++i) { split($i, t, /[ms]/); sum += 60 * t[1] + t[2] } } END { printf "%d", sum }' \
+    build/times)
+}
+
+# What a stage of its own took, beside the 30 minutes that it may take on two cores.
+say_time() {  # say_time NAME
+  local cpu
+  read_cpu
+  echo "$1: $SECONDS s by the clock, $((cpu / 2)) s of CPU time on each of two cores, of 1800 s"
+}
+
 has_gpu() { compgen -G '/dev/nvidia[0-9]*' >/dev/null && ldconfig -p | grep -q 'libcuda\.so\.1'; }
 
 say_gpu() {

@@ -29,3 +29,4 @@ expect cached 12.8 ''        # any compiler's kernel serves
 expect cached 12.8 12.0
 expect compiled 12.8 '>=12.4'  # what is stored is too old, and replaced
 expect cached 12.0 '>=12.4'
+say_time nvrtc

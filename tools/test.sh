@@ -34,14 +34,6 @@ budget=30  # minutes, on this number of cores:
 budget_cores=2
 stages=()  # "wall-clock seconds|CPU seconds|minutes that it may take|name"
 
-# CPU seconds of this script and of all that it has waited for, in `cpu`: a machine that is busy with something else
-# moves them less than its clock. Not printed, because $(...) would be a shell with times of its own.
-read_cpu() {
-  times >build/times
-  cpu=$(awk '{ for (i = 1; i <= 2; ++i) { split($i, t, /[ms]/); sum += 60 * t[1] + t[2] } } END { printf "%d", sum }' \
-    build/times)
-}
-
 end_stage() {
   [[ -n "${stage_name:-}" ]] || return 0
   read_cpu

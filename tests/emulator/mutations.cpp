@@ -50,6 +50,10 @@ std::vector<Mutation> all_mutations() {
                            &sm80_tf32x3_mutations,
                            &sm80_backward_mutations,
                            &sm80_backward_dq_mutations,
+                           &turing_copies_mutations,
+                           &sm80_products_mutations,
+                           &turing_fp32_mutations,
+                           &turing_barrier_mutations,
                            &sm90_forward_traits_mutations,
                            &sm90_forward_block_mutations,
                            &sm90_schedule_mutations,
@@ -122,6 +126,8 @@ BackwardSpecs backward_specs_of(const Mutation& mutation) {
       specs.dq.d_v = specs.main.d_v;
       break;
     case Op::backward_dq:
+      specs.main.arch = spec.arch;
+      specs.main.dtype = spec.dtype;
       specs.main.write_dq = false;
       specs.main.causal = spec.causal;
       specs.dq = spec;

@@ -89,6 +89,12 @@ KernelSpec sm80_dropout() {
   return with_dropout(Family::sm80);
 }
 
+KernelSpec on_turing(KernelSpec spec) {
+  spec.arch = {7, 5, '\0'};
+  if (spec.dtype == DType::bf16) spec.dtype = DType::f16;
+  return spec;
+}
+
 KernelSpec sm80_backward() {
   KernelSpec spec = sm80(2);
   spec.own = fa::plan::Sm80Backward{};

@@ -31,6 +31,9 @@ KernelSpec sm80_group(int stages);  ///< of four warps
 KernelSpec sm80_fp32();
 KernelSpec sm80_dropout();
 
+/// The same for compute capability 7.5, which has no bf16.
+KernelSpec on_turing(KernelSpec spec);
+
 /// Two steps of queries, four warps: two groups of keys by two of queries.
 KernelSpec sm80_backward();
 KernelSpec sm80_backward_dq();
