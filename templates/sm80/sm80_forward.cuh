@@ -133,7 +133,9 @@ struct Forward : ForwardScores<Config> {
     } else {
       if constexpr (kPairs) pair().add_sums(softmax.sum);
       if constexpr (kGroups) group().add_sums(softmax.sum);
-      if constexpr (Base::kStatistics) ForwardStatistics<Forward>{*this}.exchange(softmax);
+      if constexpr (Base::kStatistics) {
+        ForwardStatistics<Forward>{*this}.exchange(softmax);
+      }
       const Forward epilogue = again();
       ForwardEpilogue<Forward>{epilogue}.run(o, softmax);
     }

@@ -105,7 +105,9 @@ struct ForwardEpilogue {
         }
       }
     }
-    if constexpr (Forward::kStatistics) ForwardStatistics<Forward>{f}.raise(greatest);
+    if constexpr (Forward::kStatistics) {
+      ForwardStatistics<Forward>{f}.raise(greatest);
+    }
     if constexpr (kShared) {
       f.meet();  // the rows of O of warps that share them are complete in shared memory
     } else {

@@ -117,7 +117,9 @@ struct Epilogue : Schedule<Traits> {
       }
     }
     if constexpr (kAccumulate) ptx::sync_warp();  // the state's log-sum-exp is read, in whose place the result goes
-    if constexpr (Base::kStatistics) StatisticsOfRows<Epilogue>{*this}.store(softmax, query, first_row, lane, weight);
+    if constexpr (Base::kStatistics) {
+      StatisticsOfRows<Epilogue>{*this}.store(softmax, query, first_row, lane, weight);
+    }
     if ((!part && params.lse == nullptr) || lane % 4 != 0) return;
     if constexpr (Config::kSplit || kPostsPieces) {
       if (part) {

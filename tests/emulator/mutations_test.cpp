@@ -191,21 +191,24 @@ void run_hopper_backward(const Mutation& mutation, bool changed, std::uint64_t s
   EXPECT_GT(worst, 0.05) << "harmless";
 }
 
-/// Two sequences that start behind other rows and keys.
+/// Two sequences that start behind other rows and keys, dropout, or both.
 void run_packed_forward(const Mutation& mutation, bool changed, std::uint64_t seed) {
   PackedCase c;
   c.attention = case_of(mutation).attention;
   c.attention.causal = mutation.subject.spec.causal;
   c.attention.h_q = 4;
   c.attention.h_kv = 2;
-  c.sequences = Sequences{{3, 43, 90}, {5, 86, 180}, {}, {}};
-  c.attention.s_q = 90;
-  c.attention.s_kv = 180;
+  c.dropout = mutation.subject.spec.dropout ? 0.5f : 0;
+  if (mutation.subject.spec.varlen) {
+    c.sequences = Sequences{{3, 43, 90}, {5, 86, 180}, {}, {}};
+    c.attention.s_q = 90;
+    c.attention.s_kv = 180;
+  }
   c.schedule = seed;
   if (changed) c.main_kernel = "mutant " + mutation.name;
   const fa::test::AttentionInputs inputs = fa::test::make_inputs(c.attention);
   const fa::test::AttentionOutputs actual = run_packed(mutation.subject.spec, c, inputs);
-  const double worst = worst_of(actual.o, expected_of(c, inputs).o, false);
+  const double worst = worst_of(actual.o, expected_of(c, inputs).o, !c.sequences);
   if (!changed) {
     EXPECT_LT(worst, 0.02);
     return;
@@ -342,7 +345,7 @@ void run(const Mutation& mutation, bool changed, std::uint64_t seed) {
     run_schedule_of(mutation, changed, seed);
   } else if (mutation.subject.spec.page_size != 0) {
     run_over_pages(mutation, changed, seed);
-  } else if (mutation.subject.spec.varlen) {
+  } else if (mutation.subject.spec.varlen || mutation.subject.spec.dropout) {
     run_packed_forward(mutation, changed, seed);
   } else {
     const ForwardCase c = case_of(mutation);

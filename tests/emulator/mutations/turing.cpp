@@ -103,7 +103,7 @@ std::vector<Mutation> turing_fp32_mutations() {
        in("common/mask.cuh", {
                                  {"turing_fp32_keys_behind_the_last_are_seen",
                                   "if (8 * n + e % 2 >= limit[m][e / 2])",
-                                  "if (8 * n + e % 2 >= limit[m][e / 2] + 8)",
+                                  "if (8 * n + e % 2 >= limit[m][e / 2] + 32)",
                                   on_turing(sm80_fp32()),
                                   {}},
                                  {"turing_fp32_mask_of_the_other_row",

@@ -233,6 +233,23 @@ TEST(TemplateText, TheRuleForLoopsFindsWhatItIsFor) {
   EXPECT_FALSE(asks("for (int r = 0; r < 2; ++r) sum += s[r];"));
 }
 
+/// NVRTC 12.0 takes a temporary `Type<X>{...}.f()` behind a test without braces for something else.
+std::vector<std::string> bare_temporaries(const std::string& text) {
+  static const std::regex pattern(R"((?:\)|else)\s+[\w:]+<[^;{}()]*>\{[^;{}]*\}\.\w+)");
+  std::vector<std::string> found;
+  for (std::sregex_iterator i(text.begin(), text.end(), pattern), end; i != end; ++i) found.push_back(i->str());
+  return found;
+}
+
+TEST(TemplateText, TemporariesBehindTestsHaveBraces) {
+  for (const EmbeddedTemplate& entry : embedded_templates()) {
+    EXPECT_EQ(bare_temporaries(entry.text), std::vector<std::string>{}) << entry.name;
+  }
+  EXPECT_EQ(bare_temporaries("if constexpr (kOn) Sums<T>{*this}.add(x);").size(), 1U);
+  EXPECT_EQ(bare_temporaries("if constexpr (f(a)) {\n} else\nSums<T>{a, b}.add(x);").size(), 1U);
+  EXPECT_EQ(bare_temporaries("if constexpr (kOn) {\nSums<T>{*this}.add(x);\n}").size(), 0U);
+}
+
 TEST(TemplateText, HeadersAreGuardedByTheirPath) {
   for (const EmbeddedTemplate& entry : embedded_templates()) {
     std::string guard = std::string("FA_TEMPLATES_") + entry.name + "_";
