@@ -165,7 +165,6 @@ const std::vector<VariantKernels>& packed_variant_kernels() {
        .pairs = true},
       {.choice = "everything",
        .attention = attention(DType::f16, 16, 16, true),
-       .splits = 2,
        .varlen = true,
        .dropout = true,
        .turing = true},
