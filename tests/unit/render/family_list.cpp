@@ -53,8 +53,8 @@ plan::Problem packed(plan::Problem problem) {
 plan::Variants functions() {
   plan::Variants variants;
   variants.left_window = variants.sink = true;
-  variants.score = "score + bias[h, q, kv]";
-  variants.mask = "doc[q] == doc[kv]";
+  variants.score = "score+bias[h,q,kv]";
+  variants.mask = "doc[q]==doc[kv]";
   variants.captures = {{"bias", DType::f16, 3}, {"doc", DType::i32, 1}};
   return variants;
 }
