@@ -37,11 +37,19 @@ std::vector<KernelSpec::Own> owns_of(std::string_view name) {
   return found;
 }
 
+/// Of a captured tensor.
 DType dtype_of(std::string_view text) {
   for (const DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64, DType::i32}) {
     if (text == to_string(dtype)) return dtype;
   }
   support::throw_invalid("dtype", text, "f16, bf16, f32, f64 or i32");
+}
+
+DType kernel_dtype_of(std::string_view text) {
+  for (const DType dtype : {DType::e4m3, DType::e5m2, DType::i8}) {
+    if (text == to_string(dtype)) return dtype;
+  }
+  return dtype_of(text);
 }
 
 int number_of(std::string_view name, std::string_view text) {
@@ -96,7 +104,7 @@ void read_word(std::string_view name, std::string_view value, KernelSpec* spec) 
   if (name == "arch") {
     spec->arch = parse_arch(value);
   } else if (name == "dtype") {
-    spec->dtype = dtype_of(value);
+    spec->dtype = kernel_dtype_of(value);
   } else if (name == "debug") {
     spec->debug = value == "1";
   } else if (!read_variant(name, value, &spec->variants)) {
