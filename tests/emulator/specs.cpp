@@ -387,6 +387,7 @@ std::vector<KernelSpec> all_specs() {
   for (const Arch arch : {kArch, Arch{9, 0, 'a'}}) {
     for (const DType dtype : kDTypes) add(fa::plan::clear_padding_spec(arch, dtype));
   }
+  for (const DType dtype : {DType::f16, DType::f32}) add(fa::plan::clear_padding_spec(Arch{7, 5, '\0'}, dtype));
   return unique;
 }
 
