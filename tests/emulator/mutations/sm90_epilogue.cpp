@@ -26,7 +26,7 @@ std::vector<Mutation> sm90_epilogue_mutations() {
                                            {global_out_of_bounds, global_not_writable}},
                                           {"hopper_parts_stored_as_the_whole",
                                            "return !query.sharing.piece().is_whole();",
-                                           "return false;",
+                                           "return query.sharing.piece().is_whole() && false;",
                                            sm90_scheduled(),
                                            {}},
                                       });
