@@ -176,9 +176,11 @@ struct AttentionConfig {
   std::optional<DType> v_dtype = std::nullopt;
   /// With a k_dtype or v_dtype of u4x2: columns of a row that share a scale and an offset, 32, 64 or 128. 0: 32.
   int group_size = 0;
-  /// With a dtype of e4m3 or e5m2, 8-bit floats, which are of q, k and v: what o is of, bf16, f16 or e4m3; none: bf16.
+  /// With a dtype of e4m3 or e5m2, 8-bit floats, which are of q, k and v, or of i8, which is of q and k beside a v of
+  /// e4m3: what o is of, bf16, f16 or e4m3; none: bf16.
   /// An element stands for its value times a scale (ForwardInputs::q_scale). Forward only, on Hopper and the host, with
-  /// head dims in multiples of 16 up to 256; docs/fp8.md says what else is refused.
+  /// head dims in multiples of 16 up to 256; docs/fp8.md says what else is refused. With i8 scores are sums of whole
+  /// numbers, which are exact (docs/int8.md).
   std::optional<DType> o_dtype = std::nullopt;
   /// With 8-bit floats: each key has scales of its own, for its row of K (key_scales) and for that of V (value_scales),
   /// which ForwardInputs::k_scale and v_scale hold.
@@ -256,6 +258,9 @@ struct ForwardInputs {
   /// With a dtype of e4m3 or e5m2: f32, [b, h_q, s_q] or [b, h_q], of a packed batch [h_q, total_q]; any
   /// strides; optional: 1.
   TensorView q_scale = {};
+  /// With a dtype of i8: what is added to q k of a row's keys, f32, likewise; optional: 0. Where K is stored less its
+  /// mean, it is q times that mean (`quantize`). o depends on it with a score function or a sink alone, lse always.
+  TensorView row_bias = {};
   /// Where the call stands in a larger attention; nothing: it is the whole.
   std::optional<ShardPlace> place = std::nullopt;
   /// The multiprocessors that the attention kernel takes at a time, so that others have room beside it; 0: all. More

@@ -497,6 +497,9 @@ typedef struct fa_forward_inputs {
    * device ignores it. */
   int32_t max_multiprocessors;
   uint32_t reserved_2; /* 0 */
+  /* With FA_I8: what is added to q k of a row's keys, f32, [b, h_q, s_q], [b, h_q] or [h_q, total_q], or NULL: 0. Where
+   * K is stored less its mean, it is q times that mean (fa_quantize). */
+  const fa_tensor* row_bias;
 } fa_forward_inputs;
 
 /* What fa_forward writes, whole but for the padding of packed batches. With fa_config.accumulate it is read first, and

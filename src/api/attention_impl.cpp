@@ -116,7 +116,8 @@ void Attention::Impl::forward(const ForwardInputs& inputs, const ForwardOutputs&
                                      call.v,       call.o,
                                      call.lse,     variant.tensors(),
                                      call.k_scale, call.v_scale,
-                                     call.q_scale, statistics.outputs};
+                                     call.q_scale, statistics.outputs,
+                                     call.row_bias};
   const api::Shard shard = api::shard_of(call);
   forward_->run(call.shape, tensors, api::packed_args(config_, call.sequences, call.dropout, call.cache),
                 api::given_tiles(inputs.tiles, config_, functions_, variant), inputs.schedule, shard, stream,

@@ -390,6 +390,7 @@ ForwardInputs to_inputs(const fa_forward_inputs* source) {
           to_view(in.k_scale, "k_scale"),
           to_view(in.v_scale, "v_scale"),
           to_view(in.q_scale, "q_scale"),
+          to_view(in.row_bias, "row_bias"),
           to_place(in.place),
           in.max_multiprocessors};
 }

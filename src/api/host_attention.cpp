@@ -142,6 +142,7 @@ reference::ForwardArgs HostAttention::forward_args(const ForwardCall& call, cons
   args.k_scale = call.k_scale;
   args.v_scale = call.v_scale;
   args.q_scale = call.q_scale;
+  args.row_bias = call.row_bias;
   args.k_scale_of_requests = is_fp8(config_.dtype) && !config_.key_scales;
   args.v_scale_of_requests = is_fp8(config_.dtype) && !config_.value_scales;
   return args;

@@ -148,8 +148,12 @@ void set_fp8_scales(const AttentionConfig& config, const ForwardInputs& inputs, 
     if (paged && !config.varlen) keys.shape[0] = call.q.shape[0];
     return keys;
   };
-  call.q_scale = config.varlen ? check_packed_scale("q_scale", inputs.q_scale, "[h_q, total_q]", call.q)
-                               : check_fp8_scale("q_scale", inputs.q_scale, "h_q", call.q, "s_q");
+  const auto of_rows = [&](const char* name, const TensorView& given) {
+    return config.varlen ? check_packed_scale(name, given, "[h_q, total_q]", call.q)
+                         : check_fp8_scale(name, given, "h_q", call.q, "s_q");
+  };
+  call.q_scale = of_rows("q_scale", inputs.q_scale);
+  if (config.dtype == DType::i8) call.row_bias = of_rows("row_bias", inputs.row_bias);
   const auto of_keys = [&](const char* name, const TensorView& given, const TensorView& of, bool rows) {
     if (rows && paged) return check_page_scale(name, given, of);
     if (rows && config.varlen) return check_packed_scale(name, given, "[h_kv, total_kv]", of);

@@ -275,6 +275,7 @@ void add_shared(const Inputs& inputs, const PackedViews& packed, CallTensors& te
     tensors.add_read("k_scale", inputs.k_scale);
     tensors.add_read("v_scale", inputs.v_scale);
     tensors.add_read("q_scale", inputs.q_scale);
+    tensors.add_read("row_bias", inputs.row_bias);
   }
   tensors.add_read("sink", inputs.sink);
   for (const Captured& captured : inputs.captures) {
@@ -429,7 +430,7 @@ ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& in
   call.q = checked_tensor("q", inputs.q, config);
   call.k = checked_tensor("k", inputs.k, config, paged, false, config.k_dtype);
   call.v = config.value_in_key > 0 ? value_in_key(config, inputs.v, call.k)
-                                   : checked_tensor("v", inputs.v, config, paged, false, config.v_dtype);
+                                   : checked_tensor("v", inputs.v, config, paged, false, v_dtype_of(config));
   call.o = checked_tensor("o", outputs.o, config, false, false, o_dtype_of(config));
   const Axes axes(config, call.q, call.k);
   AttentionShape& shape = call.shape;
@@ -450,9 +451,12 @@ ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& in
   if (is_fp8(config.dtype)) {
     set_fp8_scales(config, inputs, call);
   } else {
-    if (inputs.q_scale.defined()) throw_invalid("q_scale", "given", "none without a dtype of e4m3 or e5m2");
+    if (inputs.q_scale.defined()) throw_invalid("q_scale", "given", "none without a dtype of 8 bits");
     call.k_scale = check_scale(config, config.k_dtype, "k_scale", inputs.k_scale, "k", call.k);
     call.v_scale = check_scale(config, config.v_dtype, "v_scale", inputs.v_scale, "v", call.v);
+  }
+  if (config.dtype != DType::i8 && inputs.row_bias.defined()) {
+    throw_invalid("row_bias", "given", "none without a dtype of i8");
   }
   shape.aligned = rows_aligned(call.q) && rows_aligned(call.k) && rows_aligned(call.v) && rows_aligned(call.o);
   call.statistics = check_statistics(config, outputs, shape, inputs.q.rank == 3);

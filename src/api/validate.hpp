@@ -51,9 +51,10 @@ bool rows_aligned(const TensorView& view) noexcept;
 /// "dtype bf16 or f32": what o of a state may be of.
 std::string state_dtypes(const AttentionConfig& config);
 
-/// Whether q, k and v are 8-bit floats, and what o is of.
+/// Whether q, k and v are 8-bit floats, or q and k i8; what o is of, and v where that is not of the dtype.
 bool is_fp8(DType dtype) noexcept;
 DType o_dtype_of(const AttentionConfig& config) noexcept;
+std::optional<DType> v_dtype_of(const AttentionConfig& config) noexcept;
 /// Throws fa::Error(unsupported) for an operation that has no meaning for 8-bit floats.
 void check_not_fp8(const AttentionConfig& config, const char* operation);
 
@@ -100,6 +101,7 @@ struct ForwardCall {
   TensorView k_scale;         ///< [b, h_kv, s_kv], or [pages, h_kv, page_size]; with AttentionConfig::k_dtype
   TensorView v_scale;         ///< likewise
   TensorView q_scale;         ///< [b, h_q, s_q]; of 8-bit floats, like the others then
+  TensorView row_bias;        ///< [b, h_q, s_q]; of i8
   PackedSequences sequences;  ///< over pages with b
   CheckedStatistics statistics;
   DropoutState dropout;

@@ -154,11 +154,15 @@ void validate_fp8(const AttentionConfig& config) {
 }  // namespace
 
 bool is_fp8(DType dtype) noexcept {
-  return dtype == DType::e4m3 || dtype == DType::e5m2;
+  return size_of(dtype) == 1 && dtype != DType::u4x2;
 }
 
 DType o_dtype_of(const AttentionConfig& config) noexcept {
   return is_fp8(config.dtype) ? config.o_dtype.value_or(DType::bf16) : config.dtype;
+}
+
+std::optional<DType> v_dtype_of(const AttentionConfig& config) noexcept {
+  return config.dtype == DType::i8 ? DType::e4m3 : config.v_dtype;
 }
 
 void check_not_fp8(const AttentionConfig& config, const char* operation) {
@@ -200,7 +204,7 @@ void check_has_backward(const AttentionConfig& config) {
 
 void validate(const AttentionConfig& config, bool host) {
   check_head_dims(config);
-  if (!is_fp8(config.dtype)) check_enum("dtype", config.dtype, DType::f64, "f16, bf16, f32, f64, e4m3 or e5m2");
+  if (!is_fp8(config.dtype)) check_enum("dtype", config.dtype, DType::f64, "f16, bf16, f32, f64, e4m3, e5m2 or i8");
   if (config.dtype == DType::f64 && !host) throw_invalid("dtype", "f64", "f16, bf16 or f32 on a GPU");
   if (config.scale && !(std::abs(*config.scale) <= kMaxScale)) {
     throw_invalid("scale", *config.scale, fmt::format("a finite number of at most {:g}", kMaxScale));

@@ -160,6 +160,7 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
     remake(call.forward_params.maps, [&] { return sm90_forward_maps(tensors, attention); });
     call.mapped_ = true;
     if (problem.fp8()) call.forward_params.attention.scales = fp8_scale_params(tensors);
+    if (problem.dtype == DType::i8) call.forward_params.attention.row_bias = row_bias_params(tensors);
     call.add(Role::attention, grid.grid, &all, early);
   } else if (attention.stored()) {
     call.stored_ = true;

@@ -103,7 +103,7 @@ class CallPlan {
   /// Launch parameters. A kernel without variants reads the first of them only, one of the sm80 family what is behind
   /// the maps. The pass for dQ has its own.
   struct ForwardParams {
-    kernel::Sm90Fp8Params attention;  ///< scales are of 8-bit floats alone
+    kernel::Sm90Int8Params attention;  ///< scales are of 8-bit floats alone, row biases of i8
     kernel::MaskTilesParams lists;
     kernel::ForwardVariantParams sums;   ///< of the pass for column sums
     kernel::ForwardStoredParams stored;  ///< in the place of the first, where K or V is stored in 8 bits

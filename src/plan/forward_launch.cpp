@@ -226,6 +226,13 @@ kernel::Fp8ScaleParams fp8_scale_params(const ForwardTensors& tensors) noexcept 
   return params;
 }
 
+kernel::RowBiasParams row_bias_params(const ForwardTensors& tensors) noexcept {
+  kernel::RowBiasParams params{};
+  params.data = static_cast<const float*>(tensors.row_bias.data);
+  set_strides(tensors.row_bias, params.stride_b, params.stride_h, params.stride_s);
+  return params;
+}
+
 namespace {
 
 /// Strides of scales in words of 4 bytes: those of u4x2 are pairs of 16 bits.

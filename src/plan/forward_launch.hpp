@@ -28,6 +28,7 @@ struct ForwardTensors {
   TensorView v_scale = {};
   TensorView q_scale = {};  ///< [b, h_q, s_q]; of 8-bit floats, whose other scales are of heads
   StatisticsOutputs statistics = {};
+  TensorView row_bias = {};  ///< [b, h_q, s_q]; of i8
 };
 
 /// What a call needs besides its tensors: of a packed batch, or over pages, where its sequences are, and with dropout
@@ -84,6 +85,7 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
 
 kernel::ScaleParams scale_params(const ForwardTensors& tensors) noexcept;
 kernel::Fp8ScaleParams fp8_scale_params(const ForwardTensors& tensors) noexcept;
+kernel::RowBiasParams row_bias_params(const ForwardTensors& tensors) noexcept;
 
 /// Whether tensor maps can describe q, k, v and o: axes longer than 1 have strides above 0 and below 2^40 bytes, of a
 /// packed batch rows of k, v and o below 2^35, and so of pages, which are whole heads apart. That rows start at

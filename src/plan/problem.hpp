@@ -66,7 +66,7 @@ struct Problem {
   std::int64_t mean_s_q() const noexcept { return varlen ? std::min(s_q, ceil_mean(total_q)) : s_q; }
   std::int64_t typical_s_kv() const noexcept { return paged() ? s_kv : typical(s_kv, total_kv); }
 
-  /// Whether q, k and v are 8-bit floats.
+  /// Whether q, k and v are of 8 bits: e4m3 or e5m2, or q and k i8 and v e4m3.
   bool fp8() const noexcept { return size_of(dtype) == 1; }
   /// Whether K, whose first columns are V, is stored in latent rows (kernels/sm80_forward.hpp).
   bool latent() const noexcept { return value_in_key && stored(); }

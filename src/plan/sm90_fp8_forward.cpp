@@ -135,7 +135,7 @@ KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& c
 }  // namespace
 
 const char* sm90_fp8_forward_misfit(const Problem& problem) noexcept {
-  if (!problem.fp8() || problem.dtype == DType::i8) return "sm90_fp8 with dtype e4m3 or e5m2";
+  if (!problem.fp8()) return "sm90_fp8 with dtype e4m3, e5m2 or i8";
   if (problem.arch.sm() != 90 || problem.arch.suffix != 'a') return "sm90_fp8 on a GPU of architecture sm_90a";
   if (std::max(problem.d_qk, problem.d_v) > kMaxHeadDim || problem.d_qk % kHeadDimStep != 0 ||
       problem.d_v % kHeadDimStep != 0) {

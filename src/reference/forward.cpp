@@ -185,6 +185,11 @@ class Forward {
   /// What the softmax takes of row i and the keys from `first` to before `visible` of the tile that starts at `point`.
   void scores_of(Point point, std::int64_t i, std::int64_t first, std::int64_t visible, Scratch<Acc>& s) const {
     dot_products(&s.q[i * g_.d_qk], s);
+    if (a_.row_bias.defined()) {
+      Acc bias = 0;
+      load(a_.row_bias, row_offset(a_.row_bias, point.b, point.h, point.q), 1, 1, &bias);
+      for (std::int64_t j = first; j < visible; ++j) s.scores[j] += bias;
+    }
     for (std::int64_t j = first; j < visible; ++j) s.scores[j] *= scale_;
     if (s.functions) {
       apply_functions(point, i, first, visible, s);

@@ -51,6 +51,7 @@ struct ForwardArgs {
   TensorView v_scale = {};  ///< likewise
   /// [b, h_q, s_q], likewise. Of a packed batch those of k and v have its sequences as b, or are of its keys.
   TensorView q_scale = {};
+  TensorView row_bias = {};  ///< [b, h_q, s_q], likewise: what is added to q k of a row
   /// Over pages: these are of a batch entry each, [b, h_kv, ..].
   bool k_scale_of_requests = false;
   bool v_scale_of_requests = false;

@@ -77,7 +77,8 @@ class Pairs {
     const std::int64_t h = g_.kv_head(at_.h);
     if (std::tuple(at_.b, h, j) != key_) rows_.key(a_.k, a_.k_scale, at_.b, h, j, g_.d_qk, k.data());
     key_ = {at_.b, h, j};
-    score = number_of(a_, number_of(a_, std::inner_product(q.begin(), q.end(), k.begin(), 0.0)) * a_.scale);
+    const double bias = a_.row_bias.defined() ? number_of_row(a_.row_bias) : 0.0;
+    score = number_of(a_, number_of(a_, std::inner_product(q.begin(), q.end(), k.begin(), bias)) * a_.scale);
     if (!functions) return true;
     const expression::Program& program = *a_.variant.program;
     at_.kv = j;

@@ -119,6 +119,7 @@ ForwardArgs call_of_sequence(const ForwardArgs& args, const PackedSequences& seq
   part.o = rows_of(args.o, rows);
   part.lse = rows_of(args.lse, rows);
   part.q_scale = rows_of(args.q_scale, rows);
+  part.row_bias = rows_of(args.row_bias, rows);
   part.statistics.max_logit = rows_of(args.statistics.max_logit, rows);
   part.statistics.entropy = rows_of(args.statistics.entropy, rows);
   part.statistics.column_sums = rows_of(args.statistics.column_sums, keys);

@@ -46,14 +46,14 @@ ForwardArgs call_of_request(const ForwardArgs& args, const PackedSequences& sequ
                             std::int64_t i) {
   const bool packed = sequences.cu_seqlens_q != nullptr;
   ForwardArgs part = args;
-  for (TensorView ForwardArgs::*tensor : {&ForwardArgs::q, &ForwardArgs::o, &ForwardArgs::lse}) {
+  for (TensorView ForwardArgs::*tensor : {&ForwardArgs::q, &ForwardArgs::o, &ForwardArgs::lse, &ForwardArgs::q_scale,
+                                           &ForwardArgs::row_bias}) {
     part.*tensor = packed ? rows_of_sequence(args.*tensor, sequences, i) : entry_of(args.*tensor, i);
   }
   for (TensorView RowStatistics::*tensor : {&RowStatistics::max_logit, &RowStatistics::entropy}) {
     const TensorView& whole = args.statistics.*tensor;
     part.statistics.*tensor = packed ? rows_of_sequence(whole, sequences, i) : entry_of(whole, i);
   }
-  part.q_scale = packed ? rows_of_sequence(args.q_scale, sequences, i) : entry_of(args.q_scale, i);
   if (args.k_scale_of_requests) part.k_scale = of_any_page(entry_of(args.k_scale, i));
   if (args.v_scale_of_requests) part.v_scale = of_any_page(entry_of(args.v_scale, i));
   part.paged = keys_of(sequences, cache, i);

@@ -47,6 +47,7 @@ using kernel::MergeStatesParams;
 using kernel::PaddingParams;
 using kernel::PlaceParams;
 using kernel::ProbabilitiesParams;
+using kernel::RowBiasParams;
 using kernel::ScaleParams;
 using kernel::ScannedResult;
 using kernel::ScanResultsParams;
@@ -55,6 +56,7 @@ using kernel::Sm90BackwardVariantParams;
 using kernel::Sm90ForwardParams;
 using kernel::Sm90ForwardVariantParams;
 using kernel::Sm90Fp8Params;
+using kernel::Sm90Int8Params;
 using kernel::VariantParams;
 
 const char* element_name(DType dtype) {
@@ -240,6 +242,13 @@ std::string fp8_layout() {
          scales.text() + LayoutAsserts("Sm90Fp8Params", sizeof(Sm90Fp8Params)).text();
 }
 
+/// Besides, of q and k in i8.
+std::string int8_layout() {
+  LayoutAsserts bias("RowBiasParams", sizeof(RowBiasParams));
+  bias.field("stride_s", offsetof(RowBiasParams, stride_s));
+  return bias.text() + LayoutAsserts("Sm90Int8Params", sizeof(Sm90Int8Params)).text();
+}
+
 std::string scan_results_layout() {
   LayoutAsserts result("ScannedResult", sizeof(ScannedResult));
   result.field("stride_b", offsetof(ScannedResult, stride_b));
@@ -273,6 +282,7 @@ constexpr Layout kLayouts[] = {
 /// Besides, of what they are launched with where a spec has variants.
 constexpr Layout kVariantLayouts[] = {
     {"Sm90Fp8Params", [] { return std::string(); }},
+    {"Sm90Int8Params", int8_layout},
     {"ProbabilitiesParams", [] { return std::string(); }},
     {"ForwardStoredParams", stored_layout},
     {"ForwardVariantParams", [] { return variant_layout("ForwardVariantParams", sizeof(ForwardVariantParams)); }},
@@ -359,7 +369,7 @@ std::string entry(const plan::KernelSpec& spec, std::string_view params) {
 std::string render_unit(const plan::KernelSpec& spec) {
   const plan::Kernel::Unit& unit = spec.kernel().unit;
   const bool has_variant = spec.variants.any();
-  const bool stored = spec.stored();
+  const bool stored = spec.stored() || spec.dtype == DType::i8;
   const char* const params = stored ? unit.stored_params : has_variant ? unit.variant_params : unit.params;
   std::string layout = layout_of(kLayouts, unit.params);
   if (has_variant || stored) layout += layout_of(kVariantLayouts, params);

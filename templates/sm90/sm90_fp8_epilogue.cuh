@@ -37,6 +37,9 @@ struct Fp8Epilogue : Fp8Block<Config> {
       if (!has_row(query, row)) continue;
       float factor = softmax.inverse_sum(r) * scale;
       float lse = softmax.log_sum(r, scale_log2[r]);
+      if constexpr (Traits::kInt8 && !Variant::kScore) {
+        lse = ptx::fma(params.scale, this->row_bias(query, rows.query_head(row), rows.position(row)), lse);
+      }
       if constexpr (Variant::kSink) {
         const float keys = lse;
         lse = kernel::log_add(keys, kernel::sink_of(params.variant, rows.query_head(row)));

@@ -40,7 +40,7 @@ struct Fp8Forward : Fp8Block<Config> {
   using Variant = typename Traits::Variant;
   using Traits::kTileN, Traits::kStages, Traits::kQBuffers, Traits::kWorks, Traits::kConsumers, Traits::kSSteps,
       Traits::kPSteps, Traits::kSlices, Traits::kValueColumns, Traits::kWindowed, Traits::kPingpong, Traits::kAhead,
-      Traits::kSingleLevel, Traits::kKeyScales, Traits::kValueScales, Traits::kPrecise, Traits::kOwnRanges,
+      Traits::kSingleLevel, Traits::kKeyScales, Traits::kValueScales, Traits::kPrecise, Traits::kInt8, Traits::kBiased, Traits::kOwnRanges,
       Traits::kProducerRegisters, Traits::kConsumerRegisters, Base::params, Base::q_shared, Base::k_shared,
       Base::v_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_full, Base::q_empty,
       Base::init_barriers, Base::release, Base::read_work, Base::lengths_of, Base::first_row_of, Base::has_row,
@@ -122,6 +122,7 @@ struct Fp8Forward : Fp8Block<Config> {
       if constexpr (Variant::kScore) {
         at.scale[r] = Variant::kFactor * kernel::kLog2e;
         at.raw.scale[r] = scale;
+        if constexpr (kInt8) at.raw.bias[r] = bias_of(at, query, r);
       } else {
         const float whole = scale * params.scale_log2;
         at.scale[r] = whole == 0.f ? 1.f : ptx::abs(whole);
@@ -138,6 +139,13 @@ struct Fp8Forward : Fp8Block<Config> {
     const int row = first + warp_row(at) + ptx::lane_index() / 4 + 8 * r;
     const int existing = has_row(query, row) ? row : first;
     return this->k_scale(query) * this->q_scale(query, rows.query_head(existing), rows.position(existing));
+  }
+  FA_DEVICE float bias_of(const Stream& at, const Query& query, int r) const {
+    const Rows rows{params.group, query.tile.head};
+    const int first = first_row_of(query.tile);
+    const int row = first + warp_row(at) + ptx::lane_index() / 4 + 8 * r;
+    const int existing = has_row(query, row) ? row : first;
+    return this->row_bias(query, rows.query_head(existing), rows.position(existing));
   }
 
   /// All KV tiles of a query tile.
@@ -173,7 +181,11 @@ struct Fp8Forward : Fp8Block<Config> {
     ptx::wgmma_tie(at.s);
     release(k_empty(stage), ptx::lane_index());
     if (at.left == 0) release(q_empty(at.count % kQBuffers), ptx::lane_index());  // no product reads Q any more
-    if constexpr (kKeyScales) multiply_keys(at.s, at.keys.of);
+    if constexpr (kInt8) {
+      convert_scores(at);
+    } else if constexpr (kKeyScales) {
+      multiply_keys(at.s, at.keys.of);
+    }
     if (Variant::kScore || kWindowed || at.left >= at.edge) change_scores(at);
     bool rises = at.softmax.update(at.s, at.scale);
     if constexpr (kPrecise && kValueScales) {
@@ -339,6 +351,31 @@ struct Fp8Forward : Fp8Block<Config> {
     }
   }
 
+  /// Sums of products of i8, whole numbers, as floats, times the scales of their keys; above kernel::kInt8Bias where
+  /// kBiased. Its product with a scale of 22 bits is exact.
+  FA_DEVICE static void convert_scores(Stream& at) {
+    FA_UNROLL
+    for (float& s : at.s) s = kernel::biased_float(s);
+    if constexpr (kKeyScales) {
+      const int pair = 2 * (ptx::lane_index() % 4);
+      FA_UNROLL
+      for (float& scale : at.keys.of) scale = kernel::scale_of_22_bits(scale);
+      FA_UNROLL
+      for (int n = 0; n < kTileN / 8; ++n) {
+        FA_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          const float scale = ptx::from_bits(ptx::shfl(ptx::bits(at.keys.of[n / 4]), n % 4 * 8 + pair + e));
+          const float of_bias = ptx::multiply(scale, -kernel::kInt8Bias);
+          at.s[4 * n + e] = ptx::fma(at.s[4 * n + e], scale, of_bias);
+          at.s[4 * n + 2 + e] = ptx::fma(at.s[4 * n + 2 + e], scale, of_bias);
+        }
+      }
+    } else if constexpr (!kBiased) {
+      FA_UNROLL
+      for (float& s : at.s) s -= kernel::kInt8Bias;
+    }
+  }
+
   template <int kCount>
   FA_DEVICE static float greatest_scale(const float (&of)[kCount], float most) {
     FA_UNROLL
@@ -414,6 +451,13 @@ struct Fp8Forward : Fp8Block<Config> {
     for (int i = 0; i < kCount; ++i) x[i] *= factor[i / 2 % 2];
   }
 
+  FA_DEVICE static void multiply_biased(S& s, const float (&sign)[2]) {
+    FA_UNROLL
+    for (int i = 0; i < kTileN / 2; ++i) {
+      s[i] = ptx::fma(s[i] - kernel::kInt8Bias, sign[i / 2 % 2], kernel::kInt8Bias);
+    }
+  }
+
   /// P as the operand of the next product: with kPrecise in the order of scores. Of 16 keys place 4t + 2h + e is key 8h
   /// + 2t + e, which is what a thread has of two n8 tiles: V's keys are in that order.
   FA_DEVICE static void pack(P& pairs, const S& s) {
@@ -439,11 +483,20 @@ struct Fp8Forward : Fp8Block<Config> {
     const int row = warp_row(at);
     const int lane = ptx::lane_index();
     if constexpr (Variant::kScore) {
-      multiply(at.s, at.raw.scale);
+      if constexpr (kInt8) {
+        FA_UNROLL
+        for (int i = 0; i < kTileN / 2; ++i) at.s[i] = ptx::fma(at.s[i], at.raw.scale[i / 2 % 2], at.raw.bias[i / 2 % 2]);
+      } else {
+        multiply(at.s, at.raw.scale);
+      }
       this->apply_score(at.s, cursor, row, lane);
     } else {
       const float sign[2] = {sign_of(raw_scale(at, query, 0)), sign_of(raw_scale(at, query, 1))};
-      if (sign[0] != 1.f || sign[1] != 1.f) multiply(at.s, sign);  // exactly, whatever their magnitude
+      if constexpr (kBiased) {
+        if (sign[0] != 1.f || sign[1] != 1.f) multiply_biased(at.s, sign);
+      } else {
+        if (sign[0] != 1.f || sign[1] != 1.f) multiply(at.s, sign);  // exactly, whatever their magnitude
+      }
     }
     if constexpr (kWindowed) {
       if (n >= query.range.plain_begin && n < query.range.plain_end) return;

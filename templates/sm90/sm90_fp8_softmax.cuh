@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_SM90_SM90_FP8_SOFTMAX_CUH_
 
 #include <common/constants.cuh>
+#include <common/int8.cuh>
 #include <common/log_sum.cuh>
 #include <ptx/math.cuh>
 #include <ptx/thread.cuh>
@@ -10,7 +11,9 @@ namespace fa::sm90 {
 
 /// P = 2^8 exp2(scale_log2 * S - greatest) for the exact maximum so far: P from 0 to 256 has the most of what e4m3
 /// tells apart, and no score that comes later exceeds it. Each row has a scale of its own. A thread has row lane / 4
-/// and row lane / 4 + 8 of a warp's 16; accumulator register 4j + 2r + e belongs to row r.
+/// and row lane / 4 + 8 of a warp's 16; accumulator register 4j + 2r + e belongs to row r. With kBiased scores are sums
+/// of products of i8 above kernel::kInt8Bias, which the fma that subtracts the greatest takes away.
+template <bool kBiased>
 struct Fp8Softmax {
   static constexpr float kShift = 8.f;  // log2 of what P is multiplied with
 
@@ -66,9 +69,11 @@ struct Fp8Softmax {
     if (sum[r] == 0.f) return -kernel::kInfinity;
     const float subtracted = reference(greatest[r], scale_log2);
     if (is_far(greatest[r], subtracted)) {
-      return kernel::LogSum::of(greatest[r], scale_log2 * kernel::kLn2, sum[r] * kUnshift).value();
+      const float score = kBiased ? greatest[r] - kernel::kInt8Bias : greatest[r];
+      return kernel::LogSum::of(score, scale_log2 * kernel::kLn2, sum[r] * kUnshift).value();
     }
-    return kernel::LogSum::of(subtracted, kernel::kLn2, sum[r]).value();
+    const float above = kBiased ? ptx::fma(-kernel::kInt8Bias, scale_log2, subtracted) : subtracted;
+    return kernel::LogSum::of(above, kernel::kLn2, sum[r]).value();
   }
 
  private:

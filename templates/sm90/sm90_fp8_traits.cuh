@@ -5,6 +5,7 @@
 #include <common/dropout.cuh>
 #include <common/forward_schedule.cuh>
 #include <common/fp8.cuh>
+#include <common/int8.cuh>
 #include <common/mask.cuh>
 #include <common/paged.cuh>
 #include <common/sequences.cuh>
@@ -14,6 +15,7 @@
 #include <ptx/mbarrier.cuh>
 #include <ptx/thread.cuh>
 #include <ptx/wgmma_fp8.cuh>
+#include <ptx/wgmma_int8.cuh>
 #include <sm90/sm90_affine.cuh>
 #include <sm90/sm90_forward_traits.cuh>
 #include <sm90/sm90_fp8_layout.cuh>
@@ -50,18 +52,22 @@ FA_DEVICE constexpr bool is_precise() {
 
 /// Constants and types of the Hopper forward of 8-bit floats: those that the rooms of the Hopper forward ask for.
 ///
-/// Config is a struct of constants: Element (e4m3 or e5m2), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
+/// Config is a struct of constants: Element (e4m3, e5m2, or i8: q and k are i8, v is e4m3), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
 /// kValueColumns, kCausal, kPositiveScale, kPackGqa, kTakeTurns, kAhead, kSingleLevel, kHalfOutput; optionally kVarlen
 /// (common/switches.cuh), kByteOutput, kKeyScales, kValueScales, kPrecise, and a Variant without a mask function
 /// (common/variant.cuh).
 template <class Config>
-using Fp8ParamsOf =
-    typename kernel::Either<kernel::Sm90PlacedFp8, kernel::Sm90Fp8Params, kernel::kPlaceInMemory<Config>>::type;
+using Fp8ParamsOf = typename kernel::Either<
+    typename kernel::Either<kernel::Sm90PlacedInt8, kernel::Sm90PlacedFp8, kernel::kIsInt8<typename Config::Element>>::type,
+    typename kernel::Either<kernel::Sm90Int8Params, kernel::Sm90Fp8Params, kernel::kIsInt8<typename Config::Element>>::type,
+    kernel::kPlaceInMemory<Config>>::type;
 
 template <class C>
 struct Fp8Traits {
   using Config = C;
   using T = typename Config::Element;
+  static constexpr bool kInt8 = kernel::kIsInt8<T>;
+  using Value = typename kernel::Either<kernel::e4m3, T, kInt8>::type;  // an element of V
   static constexpr bool kByteOutput = writes_bytes<Config>();
   static constexpr bool kKeyScales = scales_keys<Config>();      // each key has a scale for its row of K
   static constexpr bool kValueScales = scales_values<Config>();  // and for that of V
@@ -141,15 +147,17 @@ struct Fp8Traits {
   using LandedTile = SwizzledTile<kTileN, kHeadDimV / 2>;  // as it lands: [tile_n, d_v]
   static_assert(kLayout.q_bytes == QTile::kBytes && kLayout.k_bytes == KTile::kBytes);
   static_assert(kLayout.v_bytes == VTile::kBytes && kLayout.landed_bytes == LandedTile::kBytes);
-  using SGemm = ptx::WgmmaFp8<T, T, kTileN>;
+  using SGemm = typename kernel::Either<ptx::WgmmaInt8<kTileN>, ptx::WgmmaFp8<Value, Value, kTileN>, kInt8>::type;
   using OGemm = typename kernel::Either<ptx::Wgmma<kernel::f16, kValueColumns>,
-                                        ptx::WgmmaFp8<kernel::e4m3, T, kValueColumns>, kPrecise>::type;
+                                        ptx::WgmmaFp8<kernel::e4m3, Value, kValueColumns>, kPrecise>::type;
   using S = float[kTileN / 2];
   using P = uint32_t[kPSteps][4];
   using Slice = float[kValueColumns / 2];
   using O = float[kSlices][kValueColumns / 2];
   using Rows = kernel::RowMap<Config::kPackGqa>;
-  using Softmax = Fp8Softmax;
+  // Scores of i8 reach the softmax above kernel::kInt8Bias where nothing else has to be made of them.
+  static constexpr bool kBiased = kInt8 && !kKeyScales && !Variant::kScore;
+  using Softmax = Fp8Softmax<kBiased>;
   using KeyNumbers = AffineProduct<kernel::bf16, kTileN>;
   using Mask = kernel::KeepMask<kernel::ceil_div(kTileN, 32)>;
   using Loaded = uint32_t[2][1];
@@ -158,12 +166,16 @@ struct Fp8Traits {
   struct ScoreScale {
     float scale[2];  // that score functions are given scores times of
   };
+  struct Int8ScoreScale : ScoreScale {
+    float bias[2];  // and plus
+  };
   struct ScalesOfKeys {
     float of[kernel::ceil_div(kTileN, 32)];  // a lane's keys of a KV tile: every 32nd
   };
   using KeyScales = typename kernel::Either<ScalesOfKeys, Nothing, kKeyScales>::type;
   using ValueScales = typename kernel::Either<ScalesOfKeys, Nothing, kValueScales>::type;
-  using RawScale = typename kernel::Either<ScoreScale, Nothing, Variant::kScore>::type;
+  using RawScale = typename kernel::Either<typename kernel::Either<Int8ScoreScale, ScoreScale, kInt8>::type, Nothing,
+                                           Variant::kScore>::type;
   using Sequence = typename kernel::Either<kernel::Sequence, Nothing, kRagged>::type;
 
   // A KV tile comes out of pages in boxes, each by a lane of the warp that loads.
@@ -282,6 +294,14 @@ struct Fp8Block : Scores<Fp8Traits<Config>> {
                                                       keys.row_in_page(key) * stride_s)
                                   : 1.f;
     }
+  }
+  /// What a row of i8 adds to its q k.
+  FA_DEVICE float row_bias(const Query& query, int head, int position) const {
+    const kernel::RowBiasParams& bias = this->p.row_bias;
+    if (bias.data == nullptr) return 0.f;
+    const int64_t first = kernel::offset_of_rows<Traits::kVarlen>(this->lengths_of(query), query.tile.batch,
+                                                                  bias.stride_b, bias.stride_s);
+    return ptx::ld_global_nc(bias.data + first + head * bias.stride_h + position * bias.stride_s);
   }
   FA_DEVICE float v_scale(const Query& query) const {
     const kernel::Fp8ScaleParams& scales = this->p.scales;

@@ -18,6 +18,11 @@ FA_DEVICE Sm90PlacedFp8 placed(const Sm90Fp8Params& given, const PlaceParams& pl
 }
 
 template <class Config>
+FA_DEVICE Sm90PlacedInt8 placed(const Sm90Int8Params& given, const PlaceParams& place) {
+  return {placed<Config>(static_cast<const Sm90Fp8Params&>(given), place), given.row_bias};
+}
+
+template <class Config>
 FA_DEVICE Sm90PlacedBackward<BackwardParams> placed(const Sm90BackwardParams& given, const PlaceParams& place) {
   return {given.map_q, given.map_k, given.map_v, given.map_dout, placed<Config>(given.base, place)};
 }

@@ -23,6 +23,10 @@ struct Sm90PlacedFp8 : Sm90PlacedForward<ForwardVariantParams> {
   const Fp8ScaleParams& scales;
 };
 
+struct Sm90PlacedInt8 : Sm90PlacedFp8 {
+  const RowBiasParams& row_bias;
+};
+
 template <class Base>
 struct Sm90PlacedBackward {
   const TensorMap& map_q;

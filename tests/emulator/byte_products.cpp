@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "reference/convert.hpp"
 
@@ -94,6 +95,21 @@ void multiply_bytes(Half half_a, Half half_b, const std::vector<std::uint8_t>& a
         exact += value_of(half_a, a_bytes[row * kByteDepth + k]) * value_of(half_b, b_bytes[k * columns + n]);
       }
       sum = static_cast<float>(exact);
+    }
+  }
+}
+
+void multiply_whole(const std::vector<std::uint8_t>& a, const std::vector<std::uint8_t>& b, std::vector<float>& d) {
+  const std::size_t rows = a.size() / kByteDepth, columns = b.size() / kByteDepth;
+  for (std::size_t row = 0; row < rows; ++row) {
+    for (std::size_t n = 0; n < columns; ++n) {
+      std::uint32_t sum = 0;
+      std::memcpy(&sum, &d[row * columns + n], sizeof sum);
+      for (std::size_t k = 0; k < kByteDepth; ++k) {
+        const int product = static_cast<std::int8_t>(a[row * kByteDepth + k]) * static_cast<std::int8_t>(b[k * columns + n]);
+        sum += static_cast<std::uint32_t>(product);
+      }
+      std::memcpy(&d[row * columns + n], &sum, sizeof sum);
     }
   }
 }

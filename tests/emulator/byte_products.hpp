@@ -17,6 +17,9 @@ inline constexpr std::size_t kByteDepth = 32;  ///< of a product of 8-bit elemen
 void multiply_bytes(Half half_a, Half half_b, const std::vector<std::uint8_t>& a, const std::vector<std::uint8_t>& b,
                     std::vector<float>& d);
 
+/// Likewise of signed bytes. `d` has the bits of sums of 32 bits, which wrap around.
+void multiply_whole(const std::vector<std::uint8_t>& a, const std::vector<std::uint8_t>& b, std::vector<float>& d);
+
 }  // namespace emulator
 
 #endif  // FA_TESTS_EMULATOR_BYTE_PRODUCTS_HPP_

@@ -11,7 +11,7 @@
 namespace emulator {
 
 /// Elements of products of 16 bits, and of 8.
-enum class Half { f16, bf16, e4m3, e5m2 };
+enum class Half { f16, bf16, e4m3, e5m2, s8 };
 
 int thread_index();
 int block_index();

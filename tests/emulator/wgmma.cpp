@@ -170,7 +170,7 @@ void load_byte_registers(const Product& product, std::vector<std::uint8_t>& a) {
 }
 
 bool has_bytes(Half half) {
-  return half == Half::e4m3 || half == Half::e5m2;
+  return half == Half::e4m3 || half == Half::e5m2 || half == Half::s8;
 }
 
 void compute_bytes(SharedMemory& shared, Product& product) {
@@ -186,7 +186,11 @@ void compute_bytes(SharedMemory& shared, Product& product) {
   load_bytes(shared, operand_b(shared, operands), b, 1, columns);
   std::vector<float>& d = product.accumulator->tile;
   if (!operands.accumulate) std::fill(d.begin(), d.end(), 0.f);
-  multiply_bytes(operands.half, operands.half_b, a, b, d);
+  if (operands.half == Half::s8) {
+    multiply_whole(a, b, d);
+  } else {
+    multiply_bytes(operands.half, operands.half_b, a, b, d);
+  }
   product.computed = true;
 }
 

@@ -59,6 +59,7 @@ constexpr Kernel kKernel{
     .unit = {.header = "sm90/sm90_fp8_forward.cuh",
              .params = "Sm90Fp8Params",
              .variant_params = "Sm90Fp8Params",
+             .stored_params = "Sm90Int8Params",
              .function = "sm90::fp8_forward",
              .room = "sm90::Fp8Forward",
              .asserts_threads = true},
