@@ -22,6 +22,7 @@
 #include <fa/log.hpp>
 #include <fa/merge.hpp>
 #include <fa/paged.hpp>
+#include <fa/quantize.hpp>
 #include <fa/schedule.hpp>
 #include <fa/shared_prefix.hpp>
 #include <fa/statistics.hpp>
@@ -442,6 +443,19 @@ class FA_API Attention {
   /// Compiles and loads what `merge` will need, so that the call itself can be captured; the errors of `merge`.
   void prepare_merge(const MergeShape& shape = {}) const;
   KernelInfo merge_kernel_info(const MergeShape& shape = {}) const;
+
+  /// Makes codes and scales of q, k and v of 16 or 32 bits (quantize.hpp, docs/int8.md), for forward of a dtype of i8
+  /// or e4m3. K may be smoothed: its mean over the keys is taken from it, before it becomes codes. That changes no
+  /// softmax, but outliers of K's columns no longer cost the others their precision. Up to four kernels, whose sums have
+  /// an order that follows from shapes alone.
+  ///
+  /// Stream and cost are those of `forward`; scratch memory is not needed. Errors: throws fa::Error before anything is
+  /// launched: invalid_argument, unsupported, no_compiler, compile_failed, cache_miss, cuda. Without rows it succeeds
+  /// without a launch.
+  void quantize(const QuantizeInputs& inputs, Stream stream = nullptr) const;
+
+  /// Compiles and loads what `quantize` will need for such tensors, which are not read or written.
+  void prepare_quantize(const QuantizeInputs& inputs) const;
 
   /// Plans, compiles and loads what `forward` will need for `shape`, so that the call itself can be captured. Blocks
   /// until that is done; throws the errors of `forward`.

@@ -655,6 +655,30 @@ typedef struct fa_merge_inputs {
   const fa_tensor* sink;
 } fa_merge_inputs;
 
+/* Tensors of 16 or 32 bits, the codes that stand for them, and scales of their rows. Those that are NULL are not wanted.
+ * Of packed batches tensors are [total, h, d], and what rows have is [h, total]. A row x is stored as x / scale, rounded
+ * to the nearest, ties to even, and at most 127 (FA_I8) or 448 (FA_E4M3). Codes of q and k are of fa_config.dtype, those
+ * of v FA_E4M3. */
+typedef struct fa_quantize_inputs {
+  uint32_t struct_size;
+  uint32_t reserved;  /* 0 */
+  const fa_tensor* q; /* [b, h_q, s_q, d_qk], FA_F16, FA_BF16 or FA_F32 */
+  const fa_tensor* k; /* [b, h_kv, s_kv, d_qk], likewise */
+  const fa_tensor* v; /* [b, h_kv, s_kv, d_v], likewise */
+  const fa_tensor* q_codes;
+  const fa_tensor* k_codes;
+  const fa_tensor* v_codes;
+  const fa_tensor* q_scale; /* FA_F32, [b, h_q, s_q]: fa_forward_inputs.q_scale */
+  const fa_tensor* k_scale; /* FA_F32, [b, h_kv, s_kv]: fa_forward_inputs.k_scale, with fa_config.key_scales */
+  const fa_tensor* v_scale; /* likewise: v_scale, with fa_config.value_scales */
+  /* FA_F32, [b, h_kv, d_qk], of a packed batch [h_kv, d_qk]: what is subtracted from the rows of k. It is their mean,
+   * which is written, unless mean_given: then it is read. NULL: nothing. */
+  const fa_tensor* k_mean;
+  const fa_tensor* row_bias; /* FA_F32, [b, h_q, s_q]: where q times the mean of its keys goes; may be NULL */
+  int32_t scales_given;      /* nonzero: scales are read. Else each row gets one of its own, which is written */
+  int32_t mean_given;
+} fa_quantize_inputs;
+
 /* What picks the kernel of a merge, besides the configuration. All 0: o of the states and of the result are of the
  * config's dtype, and aligned. */
 typedef struct fa_merge_shape {
@@ -823,6 +847,15 @@ FA_C_API int fa_merge(const fa_attention* attention, const fa_merge_inputs* inpu
 /* Compiles and loads what fa_merge will need for `shape`, and tells about it. Errors are those of fa_merge. */
 FA_C_API int fa_prepare_merge(const fa_attention* attention, const fa_merge_shape* shape);
 FA_C_API int fa_merge_kernel_info_get(const fa_attention* attention, const fa_merge_shape* shape, fa_kernel_info* info);
+
+/* Makes codes and scales of q, k and v of 16 or 32 bits, for fa_forward of a dtype of FA_I8 or FA_E4M3. With k_mean the
+ * mean of K over the keys is taken from it first, which changes no softmax. It needs no scratch memory. Stream and cost
+ * are those of fa_forward. Errors, before anything is launched: FA_INVALID_ARGUMENT, FA_UNSUPPORTED, FA_NO_COMPILER,
+ * FA_COMPILE_FAILED, FA_CACHE_MISS, FA_CUDA. */
+FA_C_API int fa_quantize(const fa_attention* attention, const fa_quantize_inputs* inputs, void* stream);
+
+/* Compiles and loads what fa_quantize will need for such tensors, which are not read or written. */
+FA_C_API int fa_prepare_quantize(const fa_attention* attention, const fa_quantize_inputs* inputs);
 
 /* Plans, compiles and loads what fa_forward will need for `shape`, so that the call itself can be captured. Blocks
  * until that is done; errors as fa_forward. */

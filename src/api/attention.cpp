@@ -55,6 +55,14 @@ void Attention::merge(const MergeInputs& inputs, const ForwardOutputs& outputs, 
   impl_->merge(inputs, outputs, stream);
 }
 
+void Attention::quantize(const QuantizeInputs& inputs, Stream stream) const {
+  impl_->quantize(inputs, stream, false);
+}
+
+void Attention::prepare_quantize(const QuantizeInputs& inputs) const {
+  impl_->quantize(inputs, nullptr, true);
+}
+
 void Attention::prepare_merge(const MergeShape& shape) const {
   impl_->prepare_merge(shape);
 }

@@ -66,6 +66,7 @@ Attention::Impl::Impl(const AttentionConfig& config, Device device) : config_(co
   backward_.emplace(config_, functions_, scale, *context_, store_, *packed_, builds_);
   append_.emplace(config_, *context_, store_);
   merge_.emplace(config_, *context_, store_);
+  quantize_.emplace(config_, *context_, store_);
   if (debug_) inspection_.emplace(config_, functions_, scale, *context_, store_);
 }
 
@@ -229,6 +230,17 @@ void Attention::Impl::merge(const MergeInputs& inputs, const ForwardOutputs& out
 KernelInfo Attention::Impl::prepare_merge(const MergeShape& shape) {
   const plan::MergeProblem problem = api::merge_problem(config_, shape);
   return host_ ? api::host_merge_info(config_) : merge_->prepare(problem);
+}
+
+void Attention::Impl::quantize(const QuantizeInputs& inputs, Stream stream, bool prepares) {
+  const api::QuantizeCall call = api::check_quantize(config_, inputs);
+  if (host_) {
+    if (!prepares) api::quantize_on_host(call);
+  } else if (prepares) {
+    quantize_->prepare(call);
+  } else {
+    quantize_->run(call, stream);
+  }
 }
 
 KernelInfo Attention::Impl::prepare(api::Operation op, const AttentionShape& wanted) {

@@ -16,6 +16,7 @@
 #include "api/host_attention.hpp"
 #include "api/inspect.hpp"
 #include "api/merge_states.hpp"
+#include "api/quantize.hpp"
 #include "api/operations.hpp"
 #include "api/packed.hpp"
 #include "api/problem.hpp"
@@ -47,6 +48,8 @@ class Attention::Impl {
   KernelInfo prepare_append(const AppendShape& shape);
   void merge(const MergeInputs& inputs, const ForwardOutputs& outputs, Stream stream);
   KernelInfo prepare_merge(const MergeShape& shape);
+  /// `prepares`: makes kernels ready, and runs none.
+  void quantize(const QuantizeInputs& inputs, Stream stream, bool prepares);
   KernelInfo prepare(api::Operation op, const AttentionShape& wanted);
   std::shared_future<void> prepare_async(api::Operation op, const AttentionShape& wanted);
   bool is_ready(api::Operation op, const AttentionShape& wanted) const;
@@ -74,6 +77,7 @@ class Attention::Impl {
   std::optional<api::DeviceOperation<api::BackwardOperation>> backward_;
   std::optional<api::DeviceAppend> append_;
   std::optional<api::DeviceMerge> merge_;
+  std::optional<api::DeviceQuantize> quantize_;
   std::optional<api::DeviceInspection> inspection_;  ///< of debug calls
   std::mutex shared_mutex_;
   std::optional<api::SharedPrefixes> shared_;  ///< of calls with shared prefixes

@@ -180,6 +180,20 @@ int fa_merge(const fa_attention* attention, const fa_merge_inputs* inputs, const
   });
 }
 
+int fa_quantize(const fa_attention* attention, const fa_quantize_inputs* inputs, void* stream) {
+  return fa::guarded([&] {
+    fa::api::c::require(attention, "attention");
+    attention->attention.quantize(fa::api::c::to_inputs(inputs), static_cast<fa::Stream>(stream));
+  });
+}
+
+int fa_prepare_quantize(const fa_attention* attention, const fa_quantize_inputs* inputs) {
+  return fa::guarded([&] {
+    fa::api::c::require(attention, "attention");
+    attention->attention.prepare_quantize(fa::api::c::to_inputs(inputs));
+  });
+}
+
 int fa_prepare_merge(const fa_attention* attention, const fa_merge_shape* shape) {
   return fa::guarded([&] {
     fa::api::c::require(attention, "attention");

@@ -527,6 +527,25 @@ void read_merge(const fa_merge_inputs* source, GivenMerge* merge) {
   merge->inputs.sum = in.sum != 0;
 }
 
+QuantizeInputs to_inputs(const fa_quantize_inputs* source) {
+  const fa_quantize_inputs in = read_struct(source, "inputs");
+  QuantizeInputs out;
+  out.q = to_view(in.q, "q");
+  out.k = to_view(in.k, "k");
+  out.v = to_view(in.v, "v");
+  out.q_codes = to_view(in.q_codes, "q_codes");
+  out.k_codes = to_view(in.k_codes, "k_codes");
+  out.v_codes = to_view(in.v_codes, "v_codes");
+  out.q_scale = to_view(in.q_scale, "q_scale");
+  out.k_scale = to_view(in.k_scale, "k_scale");
+  out.v_scale = to_view(in.v_scale, "v_scale");
+  out.scales_given = in.scales_given != 0;
+  out.k_mean = to_view(in.k_mean, "k_mean");
+  out.mean_given = in.mean_given != 0;
+  out.row_bias = to_view(in.row_bias, "row_bias");
+  return out;
+}
+
 MergeShape to_shape(const fa_merge_shape* source) {
   const fa_merge_shape in = read_struct(source, "shape");
   MergeShape out;

@@ -119,6 +119,7 @@ struct GivenPrefixes {
 void read_prefixes(const fa_forward_inputs* source, GivenPrefixes* prefixes);
 std::vector<SharedPrefixShape> to_shapes(const fa_shared_prefix_shape* source, std::uint64_t count);
 
+QuantizeInputs to_inputs(const fa_quantize_inputs* source);
 MergeShape to_shape(const fa_merge_shape* source);
 AttentionShape to_shape(const fa_shape* source);
 DropoutState to_dropout(const fa_dropout_state* source);

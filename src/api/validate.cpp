@@ -92,39 +92,6 @@ void check_packed(std::string_view name, const TensorView& view, int packed_rank
   }
 }
 
-/// `of_state`: it may be f32, too. `stored`: what it is of instead of the config's dtype.
-TensorView checked_tensor(const char* name, const TensorView& given, const AttentionConfig& config, bool paged = false,
-                          bool of_state = false, std::optional<DType> stored = std::nullopt) {
-  const DType dtype = stored.value_or(config.dtype);
-  const bool packed = config.varlen && !paged;
-  const TensorView view = packed ? unpacked(given, 3) : given;
-  if (packed && view.defined()) check_packed(name, view, 3, "[total, h, d]");
-  if (!view.defined()) {
-    throw_invalid(name, "nothing", paged ? "pages [pages, h_kv, page_size, d]" : "a tensor [b, h, s, d] or [b, s, d]");
-  }
-  if (view.rank != 3 && view.rank != 4) {
-    throw_invalid(name, fmt::format("shape {}", shape_text(view)),
-                  paged ? "rank 4 [pages, h_kv, page_size, d] or rank 3 [pages, page_size, d]"
-                        : "rank 4 [b, h, s, d] or rank 3 [b, s, d]");
-  }
-  const bool widened = of_state && view.dtype == DType::f32 && dtype != DType::f64;
-  if (view.dtype != dtype && !widened) {
-    throw_invalid(name, to_string(view.dtype),
-                  of_state ? state_dtypes(config) : fmt::format("dtype {}", to_string(dtype)));
-  }
-  for (const std::int64_t size : shape_of(view)) {
-    if (size < 0 || size > kMaxLength) {
-      throw_invalid(name, fmt::format("shape {}", shape_text(view)), fmt::format("sizes from 0 to {}", kMaxLength));
-    }
-  }
-  const TensorView full = with_heads(view, 4);
-  if (full.shape[3] > 1 && full.strides[3] != 1) {
-    throw_invalid(name, fmt::format("stride {} of the last axis", full.strides[3]), "a contiguous head dim, stride 1");
-  }
-  check_memory(name, full);
-  return full;
-}
-
 void check_shape(std::string_view name, const TensorView& view, const std::array<std::int64_t, 4>& expected,
                  std::string_view axes) {
   if (view.shape == expected) return;
@@ -291,6 +258,38 @@ void add_shared(const Inputs& inputs, const PackedViews& packed, CallTensors& te
 
 }  // namespace
 
+TensorView tensor_of_call(const char* name, const TensorView& given, const AttentionConfig& config, bool paged,
+                          bool of_state, std::optional<DType> stored) {
+  const DType dtype = stored.value_or(config.dtype);
+  const bool packed = config.varlen && !paged;
+  const TensorView view = packed ? unpacked(given, 3) : given;
+  if (packed && view.defined()) check_packed(name, view, 3, "[total, h, d]");
+  if (!view.defined()) {
+    throw_invalid(name, "nothing", paged ? "pages [pages, h_kv, page_size, d]" : "a tensor [b, h, s, d] or [b, s, d]");
+  }
+  if (view.rank != 3 && view.rank != 4) {
+    throw_invalid(name, fmt::format("shape {}", shape_text(view)),
+                  paged ? "rank 4 [pages, h_kv, page_size, d] or rank 3 [pages, page_size, d]"
+                        : "rank 4 [b, h, s, d] or rank 3 [b, s, d]");
+  }
+  const bool widened = of_state && view.dtype == DType::f32 && dtype != DType::f64;
+  if (view.dtype != dtype && !widened) {
+    throw_invalid(name, to_string(view.dtype),
+                  of_state ? state_dtypes(config) : fmt::format("dtype {}", to_string(dtype)));
+  }
+  for (const std::int64_t size : shape_of(view)) {
+    if (size < 0 || size > kMaxLength) {
+      throw_invalid(name, fmt::format("shape {}", shape_text(view)), fmt::format("sizes from 0 to {}", kMaxLength));
+    }
+  }
+  const TensorView full = with_heads(view, 4);
+  if (full.shape[3] > 1 && full.strides[3] != 1) {
+    throw_invalid(name, fmt::format("stride {} of the last axis", full.strides[3]), "a contiguous head dim, stride 1");
+  }
+  check_memory(name, full);
+  return full;
+}
+
 TensorView checked_statistic(const char* name, const AttentionConfig& config, const TensorView& given,
                              const AttentionShape& shape, bool rank3, const char* accepted) {
   const TensorView view = config.varlen ? unpacked(given, 2) : given;
@@ -411,7 +410,7 @@ bool rows_aligned(const TensorView& view) noexcept {
 AttentionState check_state(const AttentionConfig& config, const StateNames& names, const AttentionState& given,
                            const TensorView* like, bool needs_lse) {
   AttentionState state;
-  state.o = checked_tensor(names.o, given.o, config, false, true);
+  state.o = tensor_of_call(names.o, given.o, config, false, true);
   const std::int64_t d_v = d_v_of(config);
   const std::array<std::int64_t, 4>& shape = state.o.shape;
   check_shape(names.o, state.o, {shape[0], shape[1], shape[2], d_v}, "[b, h_q, s_q, head_dim_v]");
@@ -427,11 +426,11 @@ AttentionState check_state(const AttentionConfig& config, const StateNames& name
 ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& inputs, const ForwardOutputs& outputs) {
   ForwardCall call;
   const bool paged = config.page_size != 0;
-  call.q = checked_tensor("q", inputs.q, config);
-  call.k = checked_tensor("k", inputs.k, config, paged, false, config.k_dtype);
+  call.q = tensor_of_call("q", inputs.q, config);
+  call.k = tensor_of_call("k", inputs.k, config, paged, false, config.k_dtype);
   call.v = config.value_in_key > 0 ? value_in_key(config, inputs.v, call.k)
-                                   : checked_tensor("v", inputs.v, config, paged, false, v_dtype_of(config));
-  call.o = checked_tensor("o", outputs.o, config, false, false, o_dtype_of(config));
+                                   : tensor_of_call("v", inputs.v, config, paged, false, v_dtype_of(config));
+  call.o = tensor_of_call("o", outputs.o, config, false, false, o_dtype_of(config));
   const Axes axes(config, call.q, call.k);
   AttentionShape& shape = call.shape;
   shape = axes.shape;
@@ -472,13 +471,13 @@ ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& in
 BackwardCall check_backward(const AttentionConfig& config, const BackwardInputs& inputs,
                             const BackwardOutputs& outputs) {
   BackwardCall call;
-  call.q = checked_tensor("q", inputs.q, config);
-  call.k = checked_tensor("k", inputs.k, config);
-  call.v = checked_tensor("v", inputs.v, config);
-  call.o = checked_tensor("o", inputs.o, config);
-  call.dout = checked_tensor("dout", inputs.dout, config);
+  call.q = tensor_of_call("q", inputs.q, config);
+  call.k = tensor_of_call("k", inputs.k, config);
+  call.v = tensor_of_call("v", inputs.v, config);
+  call.o = tensor_of_call("o", inputs.o, config);
+  call.dout = tensor_of_call("dout", inputs.dout, config);
   const auto output = [&config](const char* name, const TensorView& given) {
-    return given.defined() ? checked_tensor(name, given, config) : TensorView();
+    return given.defined() ? tensor_of_call(name, given, config) : TensorView();
   };
   call.dq = output("dq", outputs.dq);
   call.dk = output("dk", outputs.dk);

@@ -64,9 +64,9 @@ class CallTensors {
   struct List {
     void add(const Label& label, const TensorView& view);
 
-    /// Of a backward with everything: 8 inputs, what is captured, 4 arrays of lengths, the state of dropout and a
+    /// Of a call with everything: 9 inputs, what is captured, 4 arrays of lengths, the state of dropout and a
     /// place.
-    std::array<Item, Captures::kMax + 14> items{};
+    std::array<Item, Captures::kMax + 15> items{};
     std::size_t count = 0;
   };
 

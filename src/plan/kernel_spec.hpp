@@ -15,6 +15,7 @@
 #include "plan/kernels/helpers.hpp"
 #include "plan/kernels/inspect.hpp"
 #include "plan/kernels/merge_states.hpp"
+#include "plan/kernels/quantize.hpp"
 #include "plan/kernels/sm80_backward.hpp"
 #include "plan/kernels/sm80_forward.hpp"
 #include "plan/kernels/sm90_backward.hpp"
@@ -62,6 +63,7 @@ enum class Op : std::uint8_t {
   column_sums,          ///< of P, behind a forward
   scan_results,         ///< for NaNs and infinities, behind a debug call
   probabilities,        ///< P of one query head, behind a debug forward
+  quantize,             ///< rows as codes of 8 bits, and what is subtracted from them before
 };
 
 /// What specs of several kernels have. Which of it a kernel depends on, its list of fields says (field.hpp).
@@ -108,7 +110,8 @@ struct KernelSpec : SpecHead {
   using Own = std::variant<Sm80Forward, Sm90Forward, ForwardCombine, Sm80Backward, Sm80BackwardDq, Sm90Backward,
                            Sm90BackwardPair, BackwardPreprocess, BackwardConvert, BackwardReduce, BackwardSink,
                            ClearPadding, RowNorms, Schedule, MaskRows, MaskKeys, Append, MergeStates, AppendStored,
-                           Sm90WideForward, Sm90Fp8Forward, ColumnSumsPass, ScanResults, Probabilities>;
+                           Sm90WideForward, Sm90Fp8Forward, ColumnSumsPass, ScanResults, Probabilities,
+                           Quantize>;
   Own own;
 
   template <class Which>

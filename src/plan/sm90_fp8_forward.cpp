@@ -68,7 +68,8 @@ std::span<const Tile> tiles_for(const Problem& problem, bool single_level) noexc
   const bool of_keys = problem.key_scales || problem.value_scales || problem.paged(),
              of_both = problem.key_scales && problem.value_scales;
   if (of_both && d_qk <= 128 && d_v == 128) return kMediumOfBoth;
-  if ((single_level || problem.varlen || of_keys) && std::max(d_qk, d_v) <= 128) return kMedium;
+  const bool varied = problem.dtype == DType::i8 && problem.variants != nullptr;  // and bits of whole numbers
+  if ((single_level || problem.varlen || of_keys || varied) && std::max(d_qk, d_v) <= 128) return kMedium;
   if (d_qk <= 128 && (d_v <= 64 || d_v == 128)) return kThree;
   if (d_qk <= 128 && d_v == 96) return kThreeOf96;
   if (d_qk <= 128 && d_v <= 128) return kMedium;
@@ -115,8 +116,10 @@ KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& c
   spec.pack_gqa = choice.pack_gqa;
   spec.split = choice.splits > 1;
   own.q_buffers = fixed.number("q_buffers", tile.q_buffers);
-  // Measured on an H100: of three consumers turns help where all KV tiles of a query tile are whole.
-  const bool whole = tile.tile_m == kThree[0].tile_m && problem.d_v == 128 && !problem.causal;
+  // Measured on an H100: of three consumers turns help where all KV tiles of a query tile are whole. Without turns ptxas
+  // spills a few bytes of i8.
+  const bool whole = tile.tile_m == kThree[0].tile_m &&
+                     ((problem.d_v == 128 && !problem.causal) || problem.dtype == DType::i8);
   own.take_turns = fixed.flag("take_turns", (tile.take_turns || whole) && spec.tile_m > kWarpgroupRows);
   own.single_level = fixed.flag("single_level", problem.precise);
   own.ahead = fixed.flag("ahead", tile.ahead && (!own.single_level || problem.precise));

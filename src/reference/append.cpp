@@ -93,25 +93,7 @@ std::vector<double> turned_row(const TensorView& source, std::int64_t from, cons
   return row;
 }
 
-/// Row `to` of a cache of 8 bits becomes `row`, times what its scale says (AppendInputs::k_scale).
-void store_row(const std::vector<double>& row, const TensorView& target, std::int64_t to, float& scale, bool given) {
-  constexpr float kLeastMagnitude = 0x1p-100F;
-  if (!given) {
-    const bool finite = std::ranges::all_of(row, [](double x) { return std::isfinite(x); });
-    double most = 0;
-    for (const double x : row) most = std::max(most, std::abs(x));
-    const float greatest = target.dtype == DType::e4m3 ? 448.F : 127.F;
-    scale = !finite                                      ? std::numeric_limits<float>::quiet_NaN()
-            : static_cast<float>(most) < kLeastMagnitude ? 0.F
-                                                         : static_cast<float>(most) / greatest;
-  }
-  const float factor = std::isfinite(1.F / scale) ? 1.F / scale : 0.F;
-  for (std::size_t i = 0; i < row.size(); ++i) {
-    store_element(target, to + static_cast<std::int64_t>(i), static_cast<float>(row[i]) * factor);
-  }
-}
-
-/// Likewise of a latent row: codes, a scale of each group, and what has turned as bf16.
+/// A latent row: codes, a scale of each group, and what has turned as bf16.
 void store_latent(const std::vector<double>& row, const TensorView& target, std::int64_t to, bool given) {
   std::byte* const scales = static_cast<std::byte*>(target.data) + to + kLatentCodes;
   for (std::int64_t first = 0; first < kLatentCodes; first += kLatentGroup) {
@@ -192,6 +174,23 @@ std::int64_t sequence_of(const AppendInputs& inputs, std::int64_t token) {
 }
 
 }  // namespace
+
+void store_row(const std::vector<double>& row, const TensorView& target, std::int64_t to, float& scale, bool given) {
+  constexpr float kLeastMagnitude = 0x1p-100F;
+  if (!given) {
+    const bool finite = std::ranges::all_of(row, [](double x) { return std::isfinite(x); });
+    double most = 0;
+    for (const double x : row) most = std::max(most, std::abs(x));
+    const float greatest = target.dtype == DType::e4m3 ? 448.F : 127.F;
+    scale = !finite                                      ? std::numeric_limits<float>::quiet_NaN()
+            : static_cast<float>(most) < kLeastMagnitude ? 0.F
+                                                         : static_cast<float>(most) / greatest;
+  }
+  const float factor = std::isfinite(1.F / scale) ? 1.F / scale : 0.F;
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    store_element(target, to + static_cast<std::int64_t>(i), static_cast<float>(row[i]) * factor);
+  }
+}
 
 AppendedRow appended_row(const AppendInputs& inputs, std::int64_t token) {
   if (inputs.seqused_kv == nullptr) return {0, 0};

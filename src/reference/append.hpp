@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include <fa/append.hpp>
 
@@ -29,6 +30,9 @@ std::optional<CacheRow> cache_row(const AppendInputs& inputs, const AppendedRow&
 
 /// For rotary embedding.
 std::int64_t rotary_position(const AppendInputs& inputs, const AppendedRow& row, std::int64_t token);
+
+/// Row `to` of a tensor of 8 bits becomes `row`, times what its scale says (AppendInputs::k_scale).
+void store_row(const std::vector<double>& row, const TensorView& target, std::int64_t to, float& scale, bool given);
 
 /// Writes the new rows into the cache, and q into q_out. Angles and products are computed in double and rounded once.
 /// Rows that are in no request, or in no page, are skipped.

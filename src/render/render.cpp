@@ -15,6 +15,7 @@
 #include <common/padding_params.cuh>
 #include <common/place_params.cuh>
 #include <common/probabilities_params.cuh>
+#include <common/quantize_params.cuh>
 #include <common/scan_results_params.cuh>
 #include <common/stored_params.cuh>
 #include <common/variant_params.cuh>
@@ -47,6 +48,7 @@ using kernel::MergeStatesParams;
 using kernel::PaddingParams;
 using kernel::PlaceParams;
 using kernel::ProbabilitiesParams;
+using kernel::QuantizeParams;
 using kernel::RowBiasParams;
 using kernel::ScaleParams;
 using kernel::ScannedResult;
@@ -258,6 +260,13 @@ std::string scan_results_layout() {
   return result.text() + asserts.text();
 }
 
+std::string quantize_layout() {
+  LayoutAsserts asserts("QuantizeParams", sizeof(QuantizeParams));
+  asserts.field("stride_mean_b", offsetof(QuantizeParams, stride_mean_b));
+  asserts.field("scale_given", offsetof(QuantizeParams, scale_given));
+  return asserts.text();
+}
+
 std::string probabilities_layout() {
   return row_norms_layout() + LayoutAsserts("ProbabilitiesParams", sizeof(ProbabilitiesParams)).text();
 }
@@ -277,6 +286,7 @@ constexpr Layout kLayouts[] = {
     {"AppendStoredParams", append_stored_layout},
     {"ScanResultsParams", scan_results_layout},
     {"ProbabilitiesParams", probabilities_layout},
+    {"QuantizeParams", quantize_layout},
 };
 
 /// Besides, of what they are launched with where a spec has variants.

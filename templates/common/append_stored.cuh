@@ -5,6 +5,7 @@
 #include <common/append_params.cuh>
 #include <common/constants.cuh>
 #include <common/elements.cuh>
+#include <common/encode.cuh>
 #include <common/rotary.cuh>
 #include <common/row_pieces.cuh>
 #include <common/stored.cuh>
@@ -16,27 +17,6 @@
 #include <ptx/thread.cuh>
 
 namespace fa::kernel {
-
-/// The nearest code, ties to even, and at most the greatest, which NaN becomes too.
-FA_DEVICE uint32_t encode(e4m3, float x) {
-  constexpr float kGreatest = 448.f, kSmallestNormal = 0.015625f, kRounder = 16384.f;  // units of 2^-9 at its end
-  const uint32_t sign = ptx::bits(x) >> 24 & 0x80u;
-  const float magnitude = ptx::min(ptx::abs(x), kGreatest);
-  if (magnitude < kSmallestNormal) return sign | (ptx::bits(magnitude + kRounder) - ptx::bits(kRounder));
-  const uint32_t bits = ptx::bits(magnitude);
-  return sign | (((bits + 0x7ffffu + (bits >> 20 & 1u)) >> 20) - (120u << 3));
-}
-FA_DEVICE uint32_t encode(i8, float x) {
-  constexpr float kGreatest = 127.f, kRounder = 12582912.f;  // 3 * 2^22, whose units are 1
-  const float inside = ptx::max(ptx::min(x, kGreatest), -kGreatest);
-  return ptx::bits(inside + kRounder) & 0xffu;
-}
-FA_DEVICE constexpr float greatest(e4m3) {
-  return 448.f;
-}
-FA_DEVICE constexpr float greatest(i8) {
-  return 127.f;
-}
 
 FA_DEVICE uint32_t encode_u4(float steps) {
   constexpr float kGreatest = 15.f, kRounder = 12582912.f;  // as of i8

@@ -63,72 +63,71 @@ FA_DEVICE void wgmma_forget(float (&d)[kCount]) {
 template <class T, int kN>
 struct Wgmma;
 
-// Operand lists of the accumulators, grown by one n8 tile at a time; FA_WGMMA_AS has their type.
-#define FA_WGMMA_AS "+f"
+// Operand lists of the accumulators, grown by one n8 tile at a time.
 #define FA_WGMMA_REGS_4 "%0, %1, %2, %3"
-#define FA_WGMMA_OUT_4 FA_WGMMA_AS(d[0]), FA_WGMMA_AS(d[1]), FA_WGMMA_AS(d[2]), FA_WGMMA_AS(d[3])
+#define FA_WGMMA_OUT_4 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 #define FA_WGMMA_REGS_8 FA_WGMMA_REGS_4 ", %4, %5, %6, %7"
-#define FA_WGMMA_OUT_8 FA_WGMMA_OUT_4, FA_WGMMA_AS(d[4]), FA_WGMMA_AS(d[5]), FA_WGMMA_AS(d[6]), FA_WGMMA_AS(d[7])
+#define FA_WGMMA_OUT_8 FA_WGMMA_OUT_4, "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
 #define FA_WGMMA_REGS_12 FA_WGMMA_REGS_8 ", %8, %9, %10, %11"
-#define FA_WGMMA_OUT_12 FA_WGMMA_OUT_8, FA_WGMMA_AS(d[8]), FA_WGMMA_AS(d[9]), FA_WGMMA_AS(d[10]), FA_WGMMA_AS(d[11])
+#define FA_WGMMA_OUT_12 FA_WGMMA_OUT_8, "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
 #define FA_WGMMA_REGS_16 FA_WGMMA_REGS_12 ", %12, %13, %14, %15"
-#define FA_WGMMA_OUT_16 FA_WGMMA_OUT_12, FA_WGMMA_AS(d[12]), FA_WGMMA_AS(d[13]), FA_WGMMA_AS(d[14]), FA_WGMMA_AS(d[15])
+#define FA_WGMMA_OUT_16 FA_WGMMA_OUT_12, "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
 #define FA_WGMMA_REGS_20 FA_WGMMA_REGS_16 ", %16, %17, %18, %19"
-#define FA_WGMMA_OUT_20 FA_WGMMA_OUT_16, FA_WGMMA_AS(d[16]), FA_WGMMA_AS(d[17]), FA_WGMMA_AS(d[18]), FA_WGMMA_AS(d[19])
+#define FA_WGMMA_OUT_20 FA_WGMMA_OUT_16, "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19])
 #define FA_WGMMA_REGS_24 FA_WGMMA_REGS_20 ", %20, %21, %22, %23"
-#define FA_WGMMA_OUT_24 FA_WGMMA_OUT_20, FA_WGMMA_AS(d[20]), FA_WGMMA_AS(d[21]), FA_WGMMA_AS(d[22]), FA_WGMMA_AS(d[23])
+#define FA_WGMMA_OUT_24 FA_WGMMA_OUT_20, "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
 #define FA_WGMMA_REGS_28 FA_WGMMA_REGS_24 ", %24, %25, %26, %27"
-#define FA_WGMMA_OUT_28 FA_WGMMA_OUT_24, FA_WGMMA_AS(d[24]), FA_WGMMA_AS(d[25]), FA_WGMMA_AS(d[26]), FA_WGMMA_AS(d[27])
+#define FA_WGMMA_OUT_28 FA_WGMMA_OUT_24, "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27])
 #define FA_WGMMA_REGS_32 FA_WGMMA_REGS_28 ", %28, %29, %30, %31"
-#define FA_WGMMA_OUT_32 FA_WGMMA_OUT_28, FA_WGMMA_AS(d[28]), FA_WGMMA_AS(d[29]), FA_WGMMA_AS(d[30]), FA_WGMMA_AS(d[31])
+#define FA_WGMMA_OUT_32 FA_WGMMA_OUT_28, "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
 #define FA_WGMMA_REGS_36 FA_WGMMA_REGS_32 ", %32, %33, %34, %35"
-#define FA_WGMMA_OUT_36 FA_WGMMA_OUT_32, FA_WGMMA_AS(d[32]), FA_WGMMA_AS(d[33]), FA_WGMMA_AS(d[34]), FA_WGMMA_AS(d[35])
+#define FA_WGMMA_OUT_36 FA_WGMMA_OUT_32, "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35])
 #define FA_WGMMA_REGS_40 FA_WGMMA_REGS_36 ", %36, %37, %38, %39"
-#define FA_WGMMA_OUT_40 FA_WGMMA_OUT_36, FA_WGMMA_AS(d[36]), FA_WGMMA_AS(d[37]), FA_WGMMA_AS(d[38]), FA_WGMMA_AS(d[39])
+#define FA_WGMMA_OUT_40 FA_WGMMA_OUT_36, "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
 #define FA_WGMMA_REGS_44 FA_WGMMA_REGS_40 ", %40, %41, %42, %43"
-#define FA_WGMMA_OUT_44 FA_WGMMA_OUT_40, FA_WGMMA_AS(d[40]), FA_WGMMA_AS(d[41]), FA_WGMMA_AS(d[42]), FA_WGMMA_AS(d[43])
+#define FA_WGMMA_OUT_44 FA_WGMMA_OUT_40, "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43])
 #define FA_WGMMA_REGS_48 FA_WGMMA_REGS_44 ", %44, %45, %46, %47"
-#define FA_WGMMA_OUT_48 FA_WGMMA_OUT_44, FA_WGMMA_AS(d[44]), FA_WGMMA_AS(d[45]), FA_WGMMA_AS(d[46]), FA_WGMMA_AS(d[47])
+#define FA_WGMMA_OUT_48 FA_WGMMA_OUT_44, "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
 #define FA_WGMMA_REGS_52 FA_WGMMA_REGS_48 ", %48, %49, %50, %51"
-#define FA_WGMMA_OUT_52 FA_WGMMA_OUT_48, FA_WGMMA_AS(d[48]), FA_WGMMA_AS(d[49]), FA_WGMMA_AS(d[50]), FA_WGMMA_AS(d[51])
+#define FA_WGMMA_OUT_52 FA_WGMMA_OUT_48, "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51])
 #define FA_WGMMA_REGS_56 FA_WGMMA_REGS_52 ", %52, %53, %54, %55"
-#define FA_WGMMA_OUT_56 FA_WGMMA_OUT_52, FA_WGMMA_AS(d[52]), FA_WGMMA_AS(d[53]), FA_WGMMA_AS(d[54]), FA_WGMMA_AS(d[55])
+#define FA_WGMMA_OUT_56 FA_WGMMA_OUT_52, "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
 #define FA_WGMMA_REGS_60 FA_WGMMA_REGS_56 ", %56, %57, %58, %59"
-#define FA_WGMMA_OUT_60 FA_WGMMA_OUT_56, FA_WGMMA_AS(d[56]), FA_WGMMA_AS(d[57]), FA_WGMMA_AS(d[58]), FA_WGMMA_AS(d[59])
+#define FA_WGMMA_OUT_60 FA_WGMMA_OUT_56, "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59])
 #define FA_WGMMA_REGS_64 FA_WGMMA_REGS_60 ", %60, %61, %62, %63"
-#define FA_WGMMA_OUT_64 FA_WGMMA_OUT_60, FA_WGMMA_AS(d[60]), FA_WGMMA_AS(d[61]), FA_WGMMA_AS(d[62]), FA_WGMMA_AS(d[63])
+#define FA_WGMMA_OUT_64 FA_WGMMA_OUT_60, "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
 #define FA_WGMMA_REGS_68 FA_WGMMA_REGS_64 ", %64, %65, %66, %67"
-#define FA_WGMMA_OUT_68 FA_WGMMA_OUT_64, FA_WGMMA_AS(d[64]), FA_WGMMA_AS(d[65]), FA_WGMMA_AS(d[66]), FA_WGMMA_AS(d[67])
+#define FA_WGMMA_OUT_68 FA_WGMMA_OUT_64, "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67])
 #define FA_WGMMA_REGS_72 FA_WGMMA_REGS_68 ", %68, %69, %70, %71"
-#define FA_WGMMA_OUT_72 FA_WGMMA_OUT_68, FA_WGMMA_AS(d[68]), FA_WGMMA_AS(d[69]), FA_WGMMA_AS(d[70]), FA_WGMMA_AS(d[71])
+#define FA_WGMMA_OUT_72 FA_WGMMA_OUT_68, "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71])
 #define FA_WGMMA_REGS_76 FA_WGMMA_REGS_72 ", %72, %73, %74, %75"
-#define FA_WGMMA_OUT_76 FA_WGMMA_OUT_72, FA_WGMMA_AS(d[72]), FA_WGMMA_AS(d[73]), FA_WGMMA_AS(d[74]), FA_WGMMA_AS(d[75])
+#define FA_WGMMA_OUT_76 FA_WGMMA_OUT_72, "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75])
 #define FA_WGMMA_REGS_80 FA_WGMMA_REGS_76 ", %76, %77, %78, %79"
-#define FA_WGMMA_OUT_80 FA_WGMMA_OUT_76, FA_WGMMA_AS(d[76]), FA_WGMMA_AS(d[77]), FA_WGMMA_AS(d[78]), FA_WGMMA_AS(d[79])
+#define FA_WGMMA_OUT_80 FA_WGMMA_OUT_76, "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79])
 #define FA_WGMMA_REGS_84 FA_WGMMA_REGS_80 ", %80, %81, %82, %83"
-#define FA_WGMMA_OUT_84 FA_WGMMA_OUT_80, FA_WGMMA_AS(d[80]), FA_WGMMA_AS(d[81]), FA_WGMMA_AS(d[82]), FA_WGMMA_AS(d[83])
+#define FA_WGMMA_OUT_84 FA_WGMMA_OUT_80, "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83])
 #define FA_WGMMA_REGS_88 FA_WGMMA_REGS_84 ", %84, %85, %86, %87"
-#define FA_WGMMA_OUT_88 FA_WGMMA_OUT_84, FA_WGMMA_AS(d[84]), FA_WGMMA_AS(d[85]), FA_WGMMA_AS(d[86]), FA_WGMMA_AS(d[87])
+#define FA_WGMMA_OUT_88 FA_WGMMA_OUT_84, "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
 #define FA_WGMMA_REGS_92 FA_WGMMA_REGS_88 ", %88, %89, %90, %91"
-#define FA_WGMMA_OUT_92 FA_WGMMA_OUT_88, FA_WGMMA_AS(d[88]), FA_WGMMA_AS(d[89]), FA_WGMMA_AS(d[90]), FA_WGMMA_AS(d[91])
+#define FA_WGMMA_OUT_92 FA_WGMMA_OUT_88, "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91])
 #define FA_WGMMA_REGS_96 FA_WGMMA_REGS_92 ", %92, %93, %94, %95"
-#define FA_WGMMA_OUT_96 FA_WGMMA_OUT_92, FA_WGMMA_AS(d[92]), FA_WGMMA_AS(d[93]), FA_WGMMA_AS(d[94]), FA_WGMMA_AS(d[95])
+#define FA_WGMMA_OUT_96 FA_WGMMA_OUT_92, "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
 #define FA_WGMMA_REGS_100 FA_WGMMA_REGS_96 ", %96, %97, %98, %99"
-#define FA_WGMMA_OUT_100 FA_WGMMA_OUT_96, FA_WGMMA_AS(d[96]), FA_WGMMA_AS(d[97]), FA_WGMMA_AS(d[98]), FA_WGMMA_AS(d[99])
+#define FA_WGMMA_OUT_100 FA_WGMMA_OUT_96, "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99])
 #define FA_WGMMA_REGS_104 FA_WGMMA_REGS_100 ", %100, %101, %102, %103"
-#define FA_WGMMA_OUT_104 FA_WGMMA_OUT_100, FA_WGMMA_AS(d[100]), FA_WGMMA_AS(d[101]), FA_WGMMA_AS(d[102]), FA_WGMMA_AS(d[103])
+#define FA_WGMMA_OUT_104 FA_WGMMA_OUT_100, "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103])
 #define FA_WGMMA_REGS_108 FA_WGMMA_REGS_104 ", %104, %105, %106, %107"
-#define FA_WGMMA_OUT_108 FA_WGMMA_OUT_104, FA_WGMMA_AS(d[104]), FA_WGMMA_AS(d[105]), FA_WGMMA_AS(d[106]), FA_WGMMA_AS(d[107])
+#define FA_WGMMA_OUT_108 FA_WGMMA_OUT_104, "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107])
 #define FA_WGMMA_REGS_112 FA_WGMMA_REGS_108 ", %108, %109, %110, %111"
-#define FA_WGMMA_OUT_112 FA_WGMMA_OUT_108, FA_WGMMA_AS(d[108]), FA_WGMMA_AS(d[109]), FA_WGMMA_AS(d[110]), FA_WGMMA_AS(d[111])
+#define FA_WGMMA_OUT_112 FA_WGMMA_OUT_108, "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111])
 #define FA_WGMMA_REGS_116 FA_WGMMA_REGS_112 ", %112, %113, %114, %115"
-#define FA_WGMMA_OUT_116 FA_WGMMA_OUT_112, FA_WGMMA_AS(d[112]), FA_WGMMA_AS(d[113]), FA_WGMMA_AS(d[114]), FA_WGMMA_AS(d[115])
+#define FA_WGMMA_OUT_116 FA_WGMMA_OUT_112, "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115])
 #define FA_WGMMA_REGS_120 FA_WGMMA_REGS_116 ", %116, %117, %118, %119"
-#define FA_WGMMA_OUT_120 FA_WGMMA_OUT_116, FA_WGMMA_AS(d[116]), FA_WGMMA_AS(d[117]), FA_WGMMA_AS(d[118]), FA_WGMMA_AS(d[119])
+#define FA_WGMMA_OUT_120 FA_WGMMA_OUT_116, "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119])
 #define FA_WGMMA_REGS_124 FA_WGMMA_REGS_120 ", %120, %121, %122, %123"
-#define FA_WGMMA_OUT_124 FA_WGMMA_OUT_120, FA_WGMMA_AS(d[120]), FA_WGMMA_AS(d[121]), FA_WGMMA_AS(d[122]), FA_WGMMA_AS(d[123])
+#define FA_WGMMA_OUT_124 FA_WGMMA_OUT_120, "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123])
 #define FA_WGMMA_REGS_128 FA_WGMMA_REGS_124 ", %124, %125, %126, %127"
-#define FA_WGMMA_OUT_128 FA_WGMMA_OUT_124, FA_WGMMA_AS(d[124]), FA_WGMMA_AS(d[125]), FA_WGMMA_AS(d[126]), FA_WGMMA_AS(d[127])
+#define FA_WGMMA_OUT_128 FA_WGMMA_OUT_124, "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
 
 // FA_WGMMA(type, N, registers of D, and the numbers of the operands after them)
 #define FA_WGMMA(type, n, regs, i0, i1, i2, i3, i4, i5, i6)                                                         \
