@@ -60,6 +60,7 @@ void place_scales(const ForwardCase& c, const AttentionInputs& inputs, Memory& m
   if (inputs.q_scale.bytes().empty()) return;
   const AttentionCase& a = c.attention;
   tensors.q_scale = place("q_scale", inputs.q_scale, inputs.q_scale.view());
+  if (!inputs.row_bias.bytes().empty()) tensors.row_bias = place("row_bias", inputs.row_bias, inputs.row_bias.view());
   tensors.k_scale = place("k_scale", inputs.k_scale, fa::test::scale_of_heads(inputs.k_scale, a.s_kv));
   tensors.v_scale = place("v_scale", inputs.v_scale, fa::test::scale_of_heads(inputs.v_scale, a.s_kv));
 }

@@ -59,7 +59,7 @@ inline PackedCase fp8_packed_case(const fa::plan::KernelSpec& spec, std::size_t 
 /// With scales of rows of q, and of the heads, or keys, of k and the heads of v of each sequence.
 inline fa::test::AttentionInputs fp8_packed_inputs(const fa::plan::KernelSpec& spec, const PackedCase& c, bool scaled) {
   fa::test::AttentionInputs inputs = fa::test::make_inputs(c.attention);
-  if (!scaled) return inputs;
+  if (!scaled && spec.dtype != fa::DType::i8) return inputs;
   fa::test::add_scales(c.attention, inputs);
   fa::test::AttentionCase of_sequences = c.attention;
   of_sequences.b = c.sequences->count();

@@ -34,7 +34,7 @@ inline fa::test::PagedCase fp8_paged_case(const fa::plan::KernelSpec& spec, std:
   c.packed = spec.varlen;
   c.indexed = batch == 1;
   c.bounded = batch != 1;
-  c.scaled = scaled || own.key_scales;
+  c.scaled = scaled || own.key_scales || spec.dtype == fa::DType::i8;
   c.key_scales = own.key_scales;
   c.value_scales = own.value_scales;
   const std::int32_t page = std::max(spec.page_size, 32);

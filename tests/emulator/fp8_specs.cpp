@@ -49,14 +49,23 @@ constexpr Shape kShapes[] = {
     {DType::e4m3, 256, 256, 64, 64, 1, 1, 256, false, false, true, true, false, false, false, true, false, true},
     {DType::e4m3, 64, 112, 192, 80, 2, 2, 112, true, true, true, true, true, false, false, true, true, true},
     {DType::e4m3, 80, 48, 128, 96, 2, 2, 48, false, false, false, true, false, true, false, false, true, true},
+    // of i8
+    {DType::i8, 128, 128, 128, 64, 2, 2, 64, true, true, true, false, false, false},
+    {DType::i8, 64, 64, 192, 128, 2, 1, 64, false, true, false, false, true, false},
+    {DType::i8, 64, 64, 128, 96, 2, 2, 64, true, true, true, false, false, false, false, true, true},
+    {DType::i8, 256, 96, 64, 64, 2, 1, 48, false, false, false, false, false, true, true, true, false},
+    {DType::i8, 80, 112, 128, 80, 2, 2, 112, true, true, true, true, true, false, false, true, true, true},
+    {DType::i8, 64, 128, 128, 128, 1, 2, 128, false, true, false, false, false, false},
 };
-constexpr std::size_t kOfPages = 22 + 5;  // behind those and the packed ones
+constexpr std::size_t kOfInt8 = 22, kOfInt8Scales = 24;
+constexpr std::size_t kOfPages = 28 + 6;  // behind those and the packed ones
 constexpr std::size_t kOfBytes = 11, kOfKeyScales = 15, kOfPrecise = 16, kOfPreciseScales = 20;
 constexpr Shape kPackedShapes[] = {
     {DType::e4m3, 64, 64, 128, 64, 2, 2, 64, true, true, true, false, false, false},
     {DType::e4m3, 48, 80, 64, 96, 2, 1, 80, false, false, false, false, true, true},
     {DType::e5m2, 128, 128, 192, 64, 2, 2, 64, true, false, false, false, false, false, true},
     {DType::e4m3, 64, 64, 128, 64, 2, 2, 64, true, true, true, false, false, false, false, true, true},
+    {DType::i8, 64, 64, 128, 64, 2, 2, 64, true, true, true, false, false, false, false, true, true},
     {DType::e5m2, 64, 64, 128, 80, 2, 2, 64, true, true, true, true, true, false, false, true, true, true},
 };
 
@@ -76,6 +85,7 @@ constexpr PagedShape kPagedShapes[] = {
     {{DType::e4m3, 64, 64, 128, 96, 2, 1, 64, true, false, false, false, false, false, false, false, true},
      static_cast<int>(fa::kContiguous),
      false},
+    {{DType::i8, 64, 64, 128, 64, 2, 2, 64, true, true, true, false, false, false, false, true, true}, 16, true},
 };
 
 KernelSpec spec_of(const Shape& shape, bool varlen, int page_size = 0) {
@@ -153,9 +163,15 @@ const std::vector<KernelSpec>& fp8_paged_specs() {
 }
 
 const std::vector<Fp8Variant>& fp8_variants() {
-  static const std::vector<Fp8Variant> variants =
-      variants_of({"softcap", "alibi", "bias", "window", "two_sided", "chunked", "sink", "window_sink"},
-                  {fp8_specs()[1], fp8_specs()[3], fp8_specs()[kOfPrecise]});
+  static const std::vector<Fp8Variant> variants = [] {
+    const std::vector<std::string> names{"softcap",   "alibi",   "bias", "window",
+                                         "two_sided", "chunked", "sink", "window_sink"};
+    std::vector<Fp8Variant> all = variants_of(names, {fp8_specs()[1], fp8_specs()[3], fp8_specs()[kOfPrecise]});
+    const std::vector<Fp8Variant> of_int8 =
+        variants_of(names, {fp8_specs()[kOfInt8], fp8_specs()[kOfInt8Scales], fp8_specs()[kOfInt8 + 1]});
+    all.insert(all.end(), of_int8.begin(), of_int8.end());
+    return all;
+  }();
   return variants;
 }
 
@@ -423,6 +439,48 @@ const std::vector<Fp8Mutation>& fp8_mutations() {
        "ptx::ld_global_nc(scales + 0 * page * stride_page",
        {},
        kOfPages},
+      {"fp8_whole_numbers_taken_for_floats",
+       "common/int8.cuh",
+       "ptx::from_bits(ptx::bits(bits_of_x) + kInt8BiasBits)",
+       "bits_of_x + kInt8Bias",
+       {},
+       kOfInt8},
+      {"fp8_log_sum_above_the_bias",
+       kSoftmax,
+       "kBiased ? ptx::fma(-kernel::kInt8Bias, scale_log2, subtracted) : subtracted",
+       "subtracted",
+       {},
+       kOfInt8},
+      {"fp8_signs_of_the_bias",
+       kForward,
+       "ptx::fma(s[i] - kernel::kInt8Bias, sign[i / 2 % 2], kernel::kInt8Bias)",
+       "s[i] * sign[i / 2 % 2]",
+       {},
+       kOfInt8},
+      {"fp8_bias_of_the_first_row",
+       kTraits,
+       "head * bias.stride_h + position * bias.stride_s",
+       "head * bias.stride_h + 0 * position",
+       {},
+       kOfInt8},
+      {"fp8_bias_of_rows_without_the_scale",
+       kEpilogue,
+       "lse = ptx::fma(params.scale, this->row_bias",
+       "lse = ptx::fma(0.5f * params.scale, this->row_bias",
+       {},
+       kOfInt8},
+      {"fp8_scales_of_i8_keys_in_one_half",
+       kForward,
+       "at.s[4 * n + 2 + e] = ptx::fma(at.s[4 * n + 2 + e], scale, of_bias);",
+       "at.s[4 * n + 2 + e] -= kernel::kInt8Bias;",
+       {},
+       kOfInt8Scales},
+      {"fp8_scales_of_i8_keys_above_the_bias",
+       kForward,
+       "const float of_bias = ptx::multiply(scale, -kernel::kInt8Bias);",
+       "const float of_bias = 0.f;",
+       {},
+       kOfInt8Scales},
   };
   return mutations;
 }

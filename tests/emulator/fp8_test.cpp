@@ -191,7 +191,8 @@ TEST_P(Fp8Variants, MatchTheReference) {
   plain.causal = choice->config.causal;
   const fa::test::VariantCase made(plain, *choice);
   c.variant = &made;
-  const AttentionInputs inputs = make_inputs(c);
+  AttentionInputs inputs = make_inputs(c);
+  if (c.spec.dtype == DType::i8) add_all_scales(c, inputs);
   const AttentionOutputs expected = fa::test::reference_f64(made, inputs);
   for (const std::uint64_t seed : kSeeds) {
     AttentionOutputs actual;
@@ -204,7 +205,8 @@ TEST_P(Fp8Variants, MatchTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Hopper, Fp8Variants, testing::Range<std::size_t>(0, fp8_variants().size()),
                          [](const testing::TestParamInfo<std::size_t>& parameter) {
-                           return fp8_variants()[parameter.param].choice;
+                           const Fp8Variant& variant = fp8_variants()[parameter.param];
+                           return variant.choice + (variant.spec.dtype == DType::i8 ? "_i8" : "");
                          });
 
 /// The relative error of a mean of many keys of equal weight.

@@ -264,6 +264,9 @@ AttentionOutputs run_packed(const KernelSpec& spec, const PackedCase& c, const A
   tensors.v = call.input("v", inputs.v, true);
   if (!inputs.q_scale.bytes().empty()) {
     tensors.q_scale = call.scales("q_scale", inputs.q_scale, inputs.q_scale.view());
+    if (!inputs.row_bias.bytes().empty()) {
+      tensors.row_bias = call.scales("row_bias", inputs.row_bias, inputs.row_bias.view());
+    }
     tensors.k_scale = call.scales("k_scale", inputs.k_scale, fa::test::scale_of_heads(inputs.k_scale, 1));
     tensors.v_scale = call.scales("v_scale", inputs.v_scale, fa::test::scale_of_heads(inputs.v_scale, 1));
   }
@@ -335,6 +338,7 @@ AttentionOutputs expected_of(const PackedCase& c, const AttentionInputs& inputs)
   args.k = inputs.k.view();
   args.v = inputs.v.view();
   if (!inputs.q_scale.bytes().empty()) args.q_scale = inputs.q_scale.view();
+  if (!inputs.row_bias.bytes().empty()) args.row_bias = inputs.row_bias.view();
   args.k_scale = fa::test::scale_of_heads(inputs.k_scale, 1);
   args.v_scale = fa::test::scale_of_heads(inputs.v_scale, 1);
   args.o = outputs.o.view();

@@ -172,6 +172,7 @@ AttentionOutputs run_paged(const KernelSpec& spec, const PagedCase& c, const Pag
   if (c.v_dtype) tensors.v_scale = call.pool("v_scale", data.v_scale);
   if (c.scaled) {
     tensors.q_scale = call.plain("q_scale", data.q_scale);
+    if (!data.row_bias.bytes().empty()) tensors.row_bias = call.plain("row_bias", data.row_bias);
     tensors.k_scale = c.key_scales ? call.pool("k_scale", data.k_scale) : call.plain("k_scale", data.k_scale);
     tensors.v_scale = c.value_scales ? call.pool("v_scale", data.v_scale) : call.plain("v_scale", data.v_scale);
   }

@@ -29,13 +29,15 @@ double next_normal(std::mt19937_64& engine) {
   return (static_cast<double>(sum) - 12 * 32767.5) / 65536;
 }
 
-void fill_with_normals(HostTensor& tensor, std::uint64_t seed) {
+void fill_with_normals(HostTensor& tensor, std::uint64_t seed, double unit = 1) {
   std::mt19937_64 engine(seed);
   const TensorView t = tensor.view();
   for (std::int64_t b = 0; b < t.shape[0]; ++b) {
     for (std::int64_t h = 0; h < t.shape[1]; ++h) {
       for (std::int64_t s = 0; s < t.shape[2]; ++s) {
-        for (std::int64_t d = 0; d < (t.rank == 4 ? t.shape[3] : 1); ++d) tensor.set(b, h, s, d, next_normal(engine));
+        for (std::int64_t d = 0; d < (t.rank == 4 ? t.shape[3] : 1); ++d) {
+          tensor.set(b, h, s, d, unit * next_normal(engine));
+        }
       }
     }
   }
@@ -199,15 +201,38 @@ void shorten_late_keys(HostTensor& k, const AttentionCase& c) {
 
 }  // namespace
 
+DType value_dtype(DType dtype) {
+  return dtype == DType::i8 ? DType::e4m3 : dtype;
+}
+
+namespace {
+
+/// What a code of q or k of standard normal inputs stands for.
+double scale_unit(const AttentionCase& c) {
+  return c.dtype == DType::i8 ? 1.0 / 32 : 1;
+}
+
+void add_unit_scales(const AttentionCase& c, AttentionInputs& inputs) {
+  inputs.q_scale = HostTensor(DType::f32, c.b, c.h_q, c.s_q);
+  inputs.k_scale = HostTensor(DType::f32, c.b, c.h_kv, 1);
+  inputs.v_scale = HostTensor(DType::f32, c.b, c.h_kv, 1);
+  fill(inputs.q_scale, {0, c.s_q}, scale_unit(c));
+  fill(inputs.k_scale, {0, 1}, scale_unit(c));
+  fill(inputs.v_scale, {0, 1}, 1);
+}
+
+}  // namespace
+
 AttentionInputs make_inputs(const AttentionCase& c) {
   AttentionInputs inputs{HostTensor(c.dtype, c.b, c.h_q, c.s_q, c.d_qk, c.layout),
                          HostTensor(c.dtype, c.b, c.h_kv, c.s_kv, c.d_qk, c.layout),
-                         HostTensor(c.dtype, c.b, c.h_kv, c.s_kv, c.d_v, c.layout)};
+                         HostTensor(value_dtype(c.dtype), c.b, c.h_kv, c.s_kv, c.d_v, c.layout)};
   // mt19937_64 spreads neighbouring seeds well; the streams of a case must only not coincide with another case's.
-  fill_with_normals(inputs.q, 3 * c.seed);
-  fill_with_normals(inputs.k, 3 * c.seed + 1);
+  fill_with_normals(inputs.q, 3 * c.seed, 1 / scale_unit(c));
+  fill_with_normals(inputs.k, 3 * c.seed + 1, 1 / scale_unit(c));
   fill_with_normals(inputs.v, 3 * c.seed + 2);
   if (c.early_keys) shorten_late_keys(inputs.k, c);
+  if (c.dtype == DType::i8) add_unit_scales(c, inputs);
   return inputs;
 }
 
@@ -231,18 +256,22 @@ void add_scales(const AttentionCase& c, AttentionInputs& inputs) {
       const std::int64_t row = i / t.shape[2];
       const double sign = engine() % 4 == 0 ? -1 : 1;
       scale->set(row / t.shape[1], row % t.shape[1], i % t.shape[2], 0,
-                 sign * (0.5 + static_cast<double>(engine() % 64) / 64));
+                 sign * (0.5 + static_cast<double>(engine() % 64) / 64) *
+                     (scale == &inputs.v_scale ? 1 : scale_unit(c)));
     }
   }
+  if (c.dtype != DType::i8) return;
+  inputs.row_bias = HostTensor(DType::f32, c.b, c.h_q, c.s_q);
+  fill_with_normals(inputs.row_bias, c.seed, 20);
 }
 
 namespace {
 
-HostTensor scales_of_keys(const AttentionCase& c, std::uint64_t seed) {
+HostTensor scales_of_keys(const AttentionCase& c, std::uint64_t seed, double unit = 1) {
   HostTensor scales(DType::f32, c.b, c.h_kv, c.s_kv);
   std::mt19937_64 engine(seed);
   for (std::int64_t i = 0; i < c.b * c.h_kv * c.s_kv; ++i) {
-    const double magnitude = engine() % 16 == 0 ? 0 : 0.25 + static_cast<double>(engine() % 64) / 32;
+    const double magnitude = engine() % 16 == 0 ? 0 : unit * (0.25 + static_cast<double>(engine() % 64) / 32);
     scales.set(i / c.s_kv / c.h_kv, i / c.s_kv % c.h_kv, i % c.s_kv, 0, engine() % 4 == 0 ? -magnitude : magnitude);
   }
   return scales;
@@ -251,7 +280,7 @@ HostTensor scales_of_keys(const AttentionCase& c, std::uint64_t seed) {
 }  // namespace
 
 void add_key_scales(const AttentionCase& c, AttentionInputs& inputs) {
-  inputs.k_scale = scales_of_keys(c, c.seed + 77);
+  inputs.k_scale = scales_of_keys(c, c.seed + 77, scale_unit(c));
 }
 
 void add_value_scales(const AttentionCase& c, AttentionInputs& inputs) {
@@ -266,6 +295,13 @@ AttentionOutputs make_outputs(const AttentionCase& c) {
   return outputs;
 }
 
+void add_scale_views(const AttentionCase& c, const AttentionInputs& inputs, reference::ForwardArgs& args) {
+  if (!inputs.q_scale.bytes().empty()) args.q_scale = inputs.q_scale.view();
+  if (!inputs.row_bias.bytes().empty()) args.row_bias = inputs.row_bias.view();
+  args.k_scale = scale_of_heads(inputs.k_scale, c.s_kv);
+  args.v_scale = scale_of_heads(inputs.v_scale, c.s_kv);
+}
+
 AttentionOutputs reference_f64(const AttentionCase& c, const AttentionInputs& inputs) {
   AttentionOutputs outputs{HostTensor(DType::f64, c.b, c.h_q, c.s_q, c.d_v, c.layout),
                            HostTensor(DType::f64, c.b, c.h_q, c.s_q)};
@@ -278,9 +314,7 @@ AttentionOutputs reference_f64(const AttentionCase& c, const AttentionInputs& in
   args.scale = c.softmax_scale();
   args.causal = c.causal;
   args.causal_align = c.causal_align;
-  if (!inputs.q_scale.bytes().empty()) args.q_scale = inputs.q_scale.view();
-  args.k_scale = scale_of_heads(inputs.k_scale, c.s_kv);
-  args.v_scale = scale_of_heads(inputs.v_scale, c.s_kv);
+  add_scale_views(c, inputs, args);
   args.f64 = true;
   reference::forward(args);
   return outputs;

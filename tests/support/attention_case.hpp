@@ -10,6 +10,10 @@
 #include <fa/attention.hpp>
 
 /// What the tests of every room share: problems, their inputs, the float64 answer, and the distance from it.
+namespace fa::reference {
+struct ForwardArgs;
+}
+
 namespace fa::test {
 
 /// Order of the axes in memory; views are [b, h, s, d] by meaning in both.
@@ -90,12 +94,19 @@ struct AttentionInputs {
   HostTensor q_scale = {};
   HostTensor k_scale = {};
   HostTensor v_scale = {};
+  HostTensor row_bias = {};  ///< of i8, f32 [b, h_q, s_q]; empty: none
 };
+
+/// What v is of: e4m3 beside q and k of i8.
+DType value_dtype(DType dtype);
 
 /// A scale of each head as one of each row; scales of rows as they are; undefined where there are none.
 TensorView scale_of_heads(const HostTensor& scale, std::int64_t rows);
 
-/// Adds scales of rows of q, and of heads of k and v, some of them negative.
+/// Tells a reference of the scales and biases that there are.
+void add_scale_views(const AttentionCase& c, const AttentionInputs& inputs, reference::ForwardArgs& args);
+
+/// Adds scales of rows of q, and of heads of k and v, some of them negative; of i8 biases of rows, too.
 void add_scales(const AttentionCase& c, AttentionInputs& inputs);
 /// Gives each key a scale of its own, for its row of k or of v, some of them negative or 0.
 void add_key_scales(const AttentionCase& c, AttentionInputs& inputs);

@@ -297,6 +297,7 @@ void add_scales_of(const PagedCase& c, const AttentionCase& of_q, const Attentio
   AttentionInputs queries, heads;
   add_scales(of_q, queries);
   data.q_scale = std::move(queries.q_scale);
+  data.row_bias = std::move(queries.row_bias);
   add_scales(attention_of(c), heads);
   if (c.key_scales) add_key_scales(of_pool, heads);
   if (c.value_scales) add_value_scales(of_pool, heads);
@@ -390,6 +391,7 @@ AttentionOutputs reference_f64(const PagedCase& c, const PagedData& data) {
   args.k_scale = data.k_scales();
   args.v_scale = data.v_scales();
   if (!data.q_scale.bytes().empty()) args.q_scale = data.q_scale.view();
+  if (!data.row_bias.bytes().empty()) args.row_bias = data.row_bias.view();
   args.k_scale_of_requests = c.scaled && !c.key_scales;
   args.v_scale_of_requests = c.scaled && !c.value_scales;
   args.o = outputs.o.view();

@@ -53,6 +53,7 @@ struct PagedData {
   HostTensor wide_k;            ///< of latent rows: the numbers that they stand for, rounded to q's dtype
   HostTensor k_scale, v_scale;  ///< [pages, h_kv, page_size], of 4 bits [.., 2 * groups]; of 8-bit floats or [b, h_kv]
   HostTensor q_scale;           ///< of 8-bit floats, as q
+  HostTensor row_bias;          ///< of i8, likewise
   std::vector<std::int32_t> cu_q, used_kv, begin, batch_index;  ///< not given where empty
   std::vector<std::int32_t> table;                              ///< [rows, max_pages]
   std::int64_t table_rows = 0;

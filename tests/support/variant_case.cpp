@@ -229,6 +229,7 @@ AttentionOutputs reference_f64(const VariantCase& c, const AttentionInputs& inpu
                            HostTensor(DType::f64, a.b, a.h_q, a.s_q)};
   std::vector<expression::CapturedView> views;
   reference::ForwardArgs args = forward_args(c, inputs);
+  add_scale_views(a, inputs, args);
   args.o = outputs.o.view();
   args.lse = outputs.lse.view();
   args.variant = variant_args(c, views);
