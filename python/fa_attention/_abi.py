@@ -172,7 +172,8 @@ class SharedPrefixShape(ctypes.Structure):
 class ForwardInputs(Struct):
     _fields_ = [*_HEAD, *_many("q k v", _Pointer(Tensor)), *_VARIANTS, ("cache", _Pointer(PagedCache)),
                 ("schedule", _Pointer(ScheduleMemory)), ("prefixes", _Pointer(SharedPrefix)),
-                ("prefix_count", ctypes.c_uint64), *_many("k_scale v_scale q_scale", _Pointer(Tensor)), *_SHARD]
+                ("prefix_count", ctypes.c_uint64), *_many("k_scale v_scale q_scale", _Pointer(Tensor)), *_SHARD,
+                ("row_bias", _Pointer(Tensor))]
 
 
 class ProbabilityDump(Struct):
@@ -235,6 +236,12 @@ class AppendShape(Struct):
 
 class State(ctypes.Structure):
     _fields_ = [*_many("o lse", _Pointer(Tensor))]
+
+
+class QuantizeInputs(Struct):
+    _fields_ = [*_HEAD,
+                *_many("q k v q_codes k_codes v_codes q_scale k_scale v_scale k_mean row_bias", _Pointer(Tensor)),
+                *_many("scales_given mean_given", ctypes.c_int32)]
 
 
 class MergeInputs(Struct):

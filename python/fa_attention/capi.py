@@ -250,7 +250,7 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
     and lse are a function of; debug: kernels that check waits and addresses, and are slow; kernel, backward_kernel: what of a
     kernel is fixed, in words, "tile_m=192 stages=2"; cache_mode: where compiled kernels are kept; compile: whether some may be
     compiled; host_f64: the host device accumulates in double; o_dtype: with a dtype of
-    "float8_e4m3fn" or "float8_e5m2" what o is of; key_scales, value_scales: each key has a scale for its row of
+    "float8_e4m3fn" or "float8_e5m2", or "int8", of q and k beside a v of "float8_e4m3fn", what o is of; key_scales, value_scales: each key has a scale for its row of
     k, of v, then; precise: P and V of these are multiplied as f16; max_logit ("softmax", "scaled"), max_logit_by_head, entropy, column_sums ("query_heads", "kv_heads"): what
     forward tells of scores and of P."""
     override = _abi.KernelOverride(family=_number("family", FAMILIES, family), text=kernel.encode())
@@ -324,24 +324,39 @@ class Attention:
                      prefixes: Sequence[_abi.SharedPrefix] = (), k_scale: Any = None,
                      v_scale: Any = None, q_scale: Any = None, place: Optional[_abi.ShardPlace] = None,
                      max_multiprocessors: int = 0, max_logit: Any = None, entropy: Any = None,
-                     column_sums: Any = None, dump: Optional[tuple[Any, int, int]] = None) -> Callable[[], None]:
+                     column_sums: Any = None, dump: Optional[tuple[Any, int, int]] = None,
+                     row_bias: Any = None) -> Callable[[], None]:
         """A callable that queues the same forward again and again; it keeps the arrays alive. captures: arrays or numbers
         by name; tiles: what `mask_tiles` makes; cache: what `paged_cache` makes, with `requests` as sequences; schedule: what
         `bind_schedule` fills for the same lengths; prefixes: levels that `shared_prefix` makes; k_scale, v_scale: float32, of
         the rows of k and v without their last axis, where these are stored in 8 bits. Of 8-bit floats they are [b, h_kv], and
-        q_scale [b, h_q, s_q] or [b, h_q]. place: what `shard_place` makes, of a part of a larger attention;
+        q_scale [b, h_q, s_q] or [b, h_q]; row_bias, with int8, what is added to q k of a row, likewise. place: what `shard_place` makes, of a part of a larger attention;
         max_multiprocessors: how many the attention kernel takes at a time, 0 all; max_logit, entropy, column_sums: float32
         arrays for the statistics that the attention was made with; dump: (p, b, h), of an attention made with `debug`: p
         [s_q, s_kv], float32, gets P of that batch entry and query head."""
-        inputs = _abi.ForwardInputs(**_pointers(q=q, k=k, v=v, k_scale=k_scale, v_scale=v_scale, q_scale=q_scale),
+        inputs = _abi.ForwardInputs(**_pointers(q=q, k=k, v=v, k_scale=k_scale, v_scale=v_scale, q_scale=q_scale,
+                                                row_bias=row_bias),
                                     **_variants(sequences, dropout, captures, sink, tiles), cache=_reference(cache),
                                     schedule=_reference(schedule), **_prefixes(prefixes), place=_reference(place),
                                     max_multiprocessors=int(max_multiprocessors))
         outputs = _abi.ForwardOutputs(
             **_pointers(o=o, lse=lse, max_logit=max_logit, entropy=entropy, column_sums=column_sums), dump=_dump(dump))
         keep = (q, k, dump, v, o, lse, max_logit, entropy, column_sums, captures, sink, sequences, dropout, tiles, cache, schedule, list(prefixes), k_scale, v_scale,
-                q_scale, place)
+                q_scale, place, row_bias)
         return self._bind("fa_forward", inputs, outputs, stream, workspace, keep)
+
+    def bind_quantize(self, q: Any = None, k: Any = None, v: Any = None, q_codes: Any = None, k_codes: Any = None,
+                      v_codes: Any = None, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
+                      k_mean: Any = None, row_bias: Any = None, scales_given: bool = False, mean_given: bool = False,
+                      stream: Optional[int] = None) -> Callable[[], None]:
+        """A callable that makes codes and scales of q, k and v of 16 or 32 bits, of an attention of int8 or float8_e4m3fn; it
+        keeps the arrays alive. Scales are float32 [b, h, s]. k_mean: float32 [b, h_kv, d], the mean of k, which is
+        subtracted from it; row_bias: float32 [b, h_q, s_q], q times that mean, for `bind_forward`. They are written, unless
+        scales_given, or mean_given."""
+        arrays = {"q": q, "k": k, "v": v, "q_codes": q_codes, "k_codes": k_codes, "v_codes": v_codes, "q_scale": q_scale,
+                  "k_scale": k_scale, "v_scale": v_scale, "k_mean": k_mean, "row_bias": row_bias}
+        inputs = _abi.QuantizeInputs(**_pointers(**arrays), scales_given=int(scales_given), mean_given=int(mean_given))
+        return self._run("fa_quantize", (ctypes.addressof(inputs), stream or 0), (arrays, inputs))
 
     def bind_schedule(self, memory: _abi.ScheduleMemory, sizes: Sequence[int], requests: _abi.Sequences,
                       seq_begin: Any = None, rows_aligned: bool = True, stream: Optional[int] = None) -> Callable[[], None]:

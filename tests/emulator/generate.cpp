@@ -2,7 +2,7 @@
 // `kernels_<i>.cpp`, those with functions and the like in `variants_<i>.cpp`, those over pages in `paged_<i>.cpp`,
 // appends in `append_<i>.cpp`, merges in `merge_<i>.cpp`, and the mutated ones in `mutants_<i>.cpp`. Those with a fixed
 // split size, and their mutants, are in `invariant_<i>.cpp`; those of 8-bit floats and theirs in `fp8_<i>.cpp`; those
-// of parts of larger attentions and theirs in `shard_<i>.cpp`, those with statistics, and of debug calls, in
+// of parts of larger attentions and theirs in `shard_<i>.cpp`, those with statistics, of debug calls and of quantize, in
 // `statistics_<i>.cpp`. Those for compute capability 7.5, of all lists, are in `turing_<i>.cpp`.
 
 #include <filesystem>
@@ -25,6 +25,7 @@
 #include "emulator/paged_specs.hpp"
 #include "emulator/shard_specs.hpp"
 #include "emulator/specs.hpp"
+#include "emulator/quantize_specs.hpp"
 #include "emulator/statistics_specs.hpp"
 #include "emulator/turing_specs.hpp"
 #include "plan/mask_tiles.hpp"
@@ -243,6 +244,7 @@ std::string shard_file(const fs::path& folder, std::size_t file, std::size_t fil
 std::string statistics_file(const fs::path& folder, std::size_t file, std::size_t files) {
   std::vector<KernelSpec> specs = emulator::all_statistics_specs();
   for (const KernelSpec& spec : emulator::all_inspect_specs()) specs.push_back(spec);
+  for (const KernelSpec& spec : emulator::all_quantize_specs()) specs.push_back(spec);
   std::string text = "#include <emulator/instructions.hpp>\n" + kernels_file(specs, file, files);
   const auto add = [&](const std::vector<emulator::StatisticsMutation>& all, const auto& subject_of_mutation) {
     for (std::size_t i = file; i < all.size(); i += files) {
@@ -253,6 +255,7 @@ std::string statistics_file(const fs::path& folder, std::size_t file, std::size_
   };
   add(emulator::statistics_mutations(), [](const emulator::StatisticsMutation& of) { return subject_of(of); });
   add(emulator::inspect_mutations(), emulator::inspected_subject_of);
+  add(emulator::quantize_mutations(), emulator::quantized_subject_of);
   return text;
 }
 

@@ -215,7 +215,7 @@ double BenchTensors::check_forward() const {
   if (problem_.v_dtype) args.v_scale = scales(problem_.v_dtype, &v_scale);
   args.dropout = mask(problem_, 1, first, 0);
   args.o = TensorView(expected.data(), DType::f64, {1, 1, result.shape[2], result.shape[3]});
-  args.scale = 1 / std::sqrt(static_cast<double>(problem_.d_qk));
+  args.scale = problem_.softmax_scale();
   args.causal = problem_.causal;
   args.f64 = true;
   std::vector<expression::CapturedView> views;

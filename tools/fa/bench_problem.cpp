@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <numeric>
 #include <random>
 #include <span>
 #include <utility>
 
+#include "bench_blocks.hpp"
 #include "elements.hpp"
 #include "options.hpp"
 
@@ -129,6 +131,7 @@ AttentionConfig BenchProblem::config(const KernelOverride& kernel) const {
   config.head_dim = d_qk;
   config.head_dim_v = d_v;
   config.dtype = dtype;
+  if (dtype == DType::i8) config.scale = static_cast<float>(softmax_scale());
   config.causal = causal;
   config.causal_align = causal_align;
   config.deterministic = deterministic;
@@ -147,6 +150,15 @@ AttentionConfig BenchProblem::config(const KernelOverride& kernel) const {
   if (op == Operation::forward) config.statistics = statistics;
   (op == Operation::backward ? config.kernel_backward : config.kernel) = if_given(kernel);
   return config;
+}
+
+double BenchProblem::softmax_scale() const {
+  const double unit = dtype == DType::i8 ? scale_of_block(dtype) : 1.0;
+  return unit * unit / std::sqrt(static_cast<double>(d_qk));
+}
+
+std::optional<DType> BenchProblem::v_stored() const {
+  return dtype == DType::i8 ? DType::e4m3 : v_dtype;
 }
 
 std::string BenchProblem::text() const {
@@ -282,7 +294,7 @@ BenchTensors::BenchTensors(const BenchProblem& problem, int sets)
   std::uint64_t seed = 1;
   for (const auto& [buffer, dtype] :
        {std::pair{&q_, problem.dtype}, std::pair{&k_, problem.k_dtype.value_or(problem.dtype)},
-        std::pair{&v_, problem.v_dtype.value_or(problem.dtype)}, std::pair{&dout_, problem.dtype}}) {
+        std::pair{&v_, problem.v_stored().value_or(problem.dtype)}, std::pair{&dout_, problem.dtype}}) {
     const bool rows = buffer == &k_ && problem.latent();
     const std::vector<std::byte> block = rows ? latent_rows(seed++) : normal_block(dtype, seed++);
     buffer->tile(block.data(), block.size());
@@ -447,7 +459,7 @@ ForwardInputs BenchTensors::inputs(int set) const {
   const AttentionShape& shape = problem_.shape;
   ForwardInputs result{view(q_, set, shape.h_q, problem_.packed.varlen ? shape.total_q : shape.s_q, problem_.d_qk),
                        keys_view(k_, set, problem_.key_columns(), problem_.k_dtype),
-                       keys_view(v_, set, problem_.d_v, problem_.v_dtype),
+                       keys_view(v_, set, problem_.d_v, problem_.v_stored()),
                        captures(false),
                        of_heads(device_sink_),
                        sequences(),

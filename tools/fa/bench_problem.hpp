@@ -73,6 +73,8 @@ struct BenchProblem {
   /// With `kernel`, unless every field is open, for the operation that is timed.
   AttentionConfig config(const KernelOverride& kernel = {}) const;
   /// What o is of: of 8-bit floats bf16.
+  double softmax_scale() const;
+  std::optional<DType> v_stored() const;  ///< of i8 e4m3
   DType o_dtype() const { return size_of(dtype) == 1 ? DType::bf16 : dtype; }
   std::string text() const;
   /// "plain", "varlen+dropout=0.1", "softcap=30"

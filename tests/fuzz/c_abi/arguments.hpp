@@ -75,6 +75,7 @@ class Arguments : public Structs {
   const fa_schedule_inputs* schedule_inputs(const GivenConfig& config);
   MergeArguments merge(const GivenConfig& config);
   const fa_merge_shape* merge_shape(const GivenConfig& config);
+  const fa_quantize_inputs* quantize(const GivenConfig& config);
   const fa_shape* shape(const GivenConfig& config);
   const fa_shared_prefix_shape* prefix_shapes(std::uint64_t* count);
   const fa_workspace* workspace();

@@ -88,7 +88,8 @@ class Case {
   }
 
   void call(const fa_attention* attention, const GivenConfig& config) {
-    const std::uint64_t which = random_.below(29);
+    const std::uint64_t which = random_.below(31);
+    if (which >= 29 || (fuzz::is_fp8(config.seen) && random_.one_in(4))) return quantize(attention, config);
     if (which >= 25) return merge(attention, config);
     if (which >= 20) return append(attention, config);
     if (which < 7) return forward(attention, config);
@@ -141,6 +142,14 @@ class Case {
   void schedule(const fa_attention* attention, const GivenConfig& config) {
     check("fa_schedule",
           fa_schedule(attention, arguments_.schedule_inputs(config), arguments_.schedule(), arguments_.stream()));
+  }
+
+  void quantize(const fa_attention* attention, const GivenConfig& config) {
+    if (random_.one_in(8)) {
+      check("fa_prepare_quantize", fa_prepare_quantize(attention, arguments_.quantize(config)));
+    } else {
+      check("fa_quantize", fa_quantize(attention, arguments_.quantize(config), arguments_.stream()));
+    }
   }
 
   void merge(const fa_attention* attention, const GivenConfig& config) {

@@ -14,7 +14,7 @@ std::int64_t group_of(const fa_config& config) {
 }  // namespace
 
 bool is_fp8(const fa_config& config) {
-  return config.dtype == FA_E4M3 || config.dtype == FA_E5M2;
+  return config.dtype == FA_E4M3 || config.dtype == FA_E5M2 || config.dtype == FA_I8;
 }
 
 bool is_latent(const fa_config& config) {
@@ -24,6 +24,7 @@ bool is_latent(const fa_config& config) {
 Rows stored_rows(const fa_config& config, const Sizes& sizes, bool of_v) {
   const std::int64_t d = of_v ? sizes.d_v : sizes.d_qk;
   if (is_latent(config) && !of_v) return {config.k_dtype, 656};
+  if (of_v && config.dtype == FA_I8) return {FA_E4M3, d};
   if ((of_v ? config.has_v_dtype : config.has_k_dtype) == 0) return {config.dtype, d};
   const std::int32_t dtype = of_v ? config.v_dtype : config.k_dtype;
   return {dtype, dtype == FA_U4X2 ? d / 2 : d};
@@ -33,7 +34,8 @@ Rows stored_rows(const fa_config& config, const Sizes& sizes, bool of_v) {
 void Arguments::set_fp8(fa_config* value) {
   constexpr std::int32_t kHeadDims[] = {16, 16, 32, 64, 128, 256};
   constexpr std::int32_t kOutputs[] = {FA_F16, FA_BF16, FA_E4M3};
-  value->dtype = random_.one_in(2) ? FA_E4M3 : FA_E5M2;
+  constexpr std::int32_t kDTypes[] = {FA_E4M3, FA_E5M2, FA_I8};
+  value->dtype = random_.pick(kDTypes);
   value->head_dim = random_.pick(kHeadDims);
   value->head_dim_v = random_.one_in(2) ? 0 : random_.pick(kHeadDims);
   value->has_o_dtype = random_.one_in(2);
@@ -112,6 +114,10 @@ void Arguments::set_scales(const GivenConfig& config, const Sizes& sizes, fa_for
     };
     inputs->k_scale = of_keys(config.seen.key_scales);
     inputs->v_scale = of_keys(config.seen.value_scales);
+    if ((config.seen.dtype == FA_I8 && random_.one_in(2)) || bad()) {
+      inputs->row_bias = packed ? tensor(FA_F32, {sizes.h_q, sizes.s_q}, Use::input, false)
+                                : tensor(FA_F32, {sizes.b, sizes.h_q, sizes.s_q}, Use::input, false);
+    }
     return;
   }
   inputs->k_scale = stored_scale(config.seen, sizes, false, blocks, paged ? page : sizes.s_kv, Use::input);
