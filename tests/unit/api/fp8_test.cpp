@@ -54,7 +54,7 @@ TEST(Fp8, ConfigurationsThatHaveNoMeaningAreRefused) {
     refused("value_in_key", [](AttentionConfig& c) { c.value_in_key = 16; });
     refused("invariance", [](AttentionConfig& c) { c.invariance = Invariance::batch; });
   }
-  for (const DType dtype : {DType::i8, DType::i32}) expect_invalid("dtype", [&] { create(config_of(dtype)); });
+  for (const DType dtype : {DType::u4x2, DType::i32}) expect_invalid("dtype", [&] { create(config_of(dtype)); });
   AttentionConfig plain = config_of(DType::bf16);
   plain.key_scales = true;
   expect_invalid("key_scales", [&] { create(plain); });

@@ -226,7 +226,7 @@ TEST(Int8, WhatQuantizeRefuses) {
   refused("v_codes", [](QuantizeInputs& in) { in.v_codes.dtype = DType::i8; });
   refused("v_scale", [](QuantizeInputs& in) { in.v_scale = {}; });
   refused("v_scale", [](QuantizeInputs& in) { in.v_scale.strides[2] = 0; });
-  refused("k_scale", [](QuantizeInputs& in) { in.k_scale = in.v_scale; });
+  refused("v_scale", [](QuantizeInputs& in) { in.k_scale = in.v_scale; });
   refused("k_mean", [](QuantizeInputs& in) { in.k_mean.shape[2] = 16; });
   refused("k_mean", [](QuantizeInputs& in) { in.k = in.k_codes = in.k_scale = {}; });
   refused("row_bias", [](QuantizeInputs& in) { in.k_mean = {}; });
@@ -268,7 +268,7 @@ double error_of_codes(DType codes, bool smooths, const std::function<void(Source
   AttentionOutputs actual = make_outputs(like);
   attention.forward(call, {actual.o.view(), actual.lse.view()});
   if (smooths && codes == DType::i8) {
-    EXPECT_LE(lse_max_abs_error(actual.lse.view(), expected.lse.view()), 0.05);
+    EXPECT_LE(lse_max_abs_error(actual.lse.view(), expected.lse.view()), 0.1);
   }
   double squares = 0, of_all = 0;
   for (std::int64_t i = 0; i < 2 * 64 * kColumns; ++i) {
@@ -307,13 +307,24 @@ TEST(Int8, SmoothedCodesAreMoreExactThanEightBitFloats) {
     std::function<void(Source&)> change;
     double fp8, plain, smoothed;  // what is said of them, within a tenth
   };
-  for (const Row& row : {Row{"normal", [](Source&) {}, 0, 0, 0}, Row{"outliers", add_outliers, 0, 0, 0}, Row{"means", add_means, 0, 0, 0}}) {
+  const Row rows[] = {{"normal", [](Source&) {}, 0.038, 0.0092, 0.0091},
+                      {"outliers", add_outliers, 0.048, 0.030, 0.028},
+                      {"means", add_means, 0.057, 0.030, 0.0091}};
+  for (const Row& row : rows) {
     SCOPED_TRACE(row.name);
     const double fp8 = error_of_codes(DType::e4m3, false, row.change);
     const double plain = error_of_codes(DType::i8, false, row.change);
     const double smoothed = error_of_codes(DType::i8, true, row.change);
-    std::printf("%s %.5f %.5f %.5f, fp8 smoothed %.5f\n", row.name, fp8, plain, smoothed, error_of_codes(DType::e4m3, true, row.change));
-    EXPECT_LT(smoothed, fp8);
+    EXPECT_NEAR(fp8, row.fp8, 0.1 * row.fp8);
+    EXPECT_NEAR(plain, row.plain, 0.1 * row.plain);
+    EXPECT_NEAR(smoothed, row.smoothed, 0.1 * row.smoothed);
+    EXPECT_LT(smoothed, 0.6 * fp8);
+    EXPECT_LT(plain, fp8);
+  }
+  EXPECT_LT(error_of_codes(DType::i8, true, add_means), 0.35 * error_of_codes(DType::i8, false, add_means));
+  {
+    SCOPED_TRACE("e4m3 gains by smoothing, too, where it matters");
+    EXPECT_LT(error_of_codes(DType::e4m3, true, add_means), 0.8 * error_of_codes(DType::e4m3, false, add_means));
   }
 }
 
