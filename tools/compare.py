@@ -19,6 +19,8 @@ instead). Beside them runs fa's own plain attention as fa_plain, where that is o
             its own count. With --seqs: lengths in [1, 2 s], as many sequences as 16384 rows or --packed-batch give
   dropout   0.1, s 4k or --seqs, d 64 and 128; also as varlen+dropout
   grouped   fewer KV heads than query heads: GROUPED, as far as --head-dims, --seqs and --causal leave it
+  bytes     forward of e4m3 and of i8, plain and precise, s 8k, d 64, 128 and 256, with errors of all that codes lose on three
+            kinds of inputs; `_quantize` makes the codes, by the count of the forward (tools/compare_bytes.py)
 
 Only what is asked for is measured (--ops, --families, --head-dims, --seqs, --causal, --variants); other rows of the
 results file are kept while the templates are the same.
@@ -45,6 +47,7 @@ import sys
 import torch
 
 sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).resolve().parent.parent / "python")]
+import compare_bytes  # noqa: E402
 import compare_decode  # noqa: E402
 import compare_decode_rows as decode_rows  # noqa: E402
 import compare_parallel_rows as parallel_rows  # noqa: E402
@@ -59,7 +62,7 @@ F32_FAMILIES = ("automatic", "sm80")
 # Bounds on fa's error in units of FlashAttention-2's on the same inputs; fp32 and the log-sum-exp have absolute ones.
 MEAN_RATIO, MAX_RATIO, LSE_BOUND, LSE_BOUND_F32 = 1.02, 1.5, 1e-3, 1e-5
 F32_GRADIENT_BOUND = 2e-5
-VARIANTS = ("plain", "dropout", "varlen", "varlen+dropout", "grouped", *compare_variants.KINDS)
+VARIANTS = ("plain", "dropout", "varlen", "varlen+dropout", "grouped", "bytes", *compare_variants.KINDS)
 # b, h_q, h_kv, s, d, causal
 GROUPED = [(b, *heads, s, 128, True) for heads in ((16, 1), (16, 2), (16, 4), (32, 4), (32, 8), (40, 8), (64, 4), (64, 8))
            for b, s in ((4, 4096), (1, 4096), (1, 16384), (1, 32768))]
@@ -300,6 +303,8 @@ def measure_all(library, args, op, family, peers, rows):
     for b, h_q, h_kv, s, d, causal in GROUPED if "grouped" in args.variants else ():
         if d in (args.head_dims or [d]) and s in (args.seqs or [s]) and causal in causals:
             rows += measure(library, args, op, family, b, h_q, s, d, torch.bfloat16, causal, peers, h_kv=h_kv)
+    if "bytes" in args.variants:
+        rows += compare_bytes.measure(library, args, op, family)
     for kind in args.variants:
         if kind in compare_variants.KINDS:
             rows += compare_variants.measure(library, args, op, family, kind)

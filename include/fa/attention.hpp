@@ -177,8 +177,8 @@ struct AttentionConfig {
   std::optional<DType> v_dtype = std::nullopt;
   /// With a k_dtype or v_dtype of u4x2: columns of a row that share a scale and an offset, 32, 64 or 128. 0: 32.
   int group_size = 0;
-  /// With a dtype of e4m3 or e5m2, 8-bit floats, which are of q, k and v, or of i8, which is of q and k beside a v of
-  /// e4m3: what o is of, bf16, f16 or e4m3; none: bf16.
+  /// With a dtype of e4m3 or e5m2, 8-bit floats, which are of q, k and v: what o is of, bf16, f16 or e4m3; none: bf16.
+  /// So with i8, which is of q and k beside a v of e4m3.
   /// An element stands for its value times a scale (ForwardInputs::q_scale). Forward only, on Hopper and the host, with
   /// head dims in multiples of 16 up to 256; docs/fp8.md says what else is refused. With i8 scores are sums of whole
   /// numbers, which are exact (docs/int8.md).

@@ -294,7 +294,7 @@ typedef struct fa_config {
    * their stream, and fail with FA_NOT_FINITE where a result holds a NaN or an infinity that is none of a contract. */
   int32_t debug;
   /* With a dtype of FA_E4M3 or FA_E5M2, of q, k and v: what o is of, FA_BF16, FA_F16 or FA_E4M3, where has_o_dtype is
-   * nonzero; else FA_BF16. An element stands for its value times a scale (fa_forward_inputs.q_scale). Forward only, on
+   * nonzero; else FA_BF16. So with FA_I8, which is of q and k beside a v of FA_E4M3. An element stands for its value times a scale (fa_forward_inputs.q_scale). Forward only, on
    * Hopper and the host; head dims are multiples of 16 up to 256. */
   int32_t has_o_dtype;
   int32_t o_dtype;
@@ -302,11 +302,11 @@ typedef struct fa_config {
    * scales are of `dtype` then, [b, h_kv, s_kv, 2 * d / group_size], a scale and an offset of each group in turn. A
    * code stands for scale * code + offset, rounded to `dtype`. */
   int32_t group_size;
-  /* With a dtype of FA_E4M3 or FA_E5M2: each key has a scale for its row of K (key_scales), and for that of V
+  /* With a dtype of FA_E4M3, FA_E5M2 or FA_I8: each key has a scale for its row of K (key_scales), and for that of V
    * (value_scales). fa_forward_inputs.k_scale and v_scale hold them. */
   int32_t key_scales;
   int32_t value_scales;
-  int32_t precise; /* nonzero: with FA_E4M3 or FA_E5M2, P and V are multiplied as f16: o is as exact as in 16 bits */
+  int32_t precise; /* nonzero: with such a dtype, P and V are multiplied as f16: o is as exact as in 16 bits */
   /* What fa_forward tells of scores and of P (fa_forward_outputs). Nothing is tuned then, and no gradient flows through
    * it. Refused with accumulate, invariance, shared prefixes and 8-bit floats; docs/statistics.md has the rest. */
   int32_t max_logit;         /* enum fa_max_logit */

@@ -14,6 +14,7 @@
 #include <common/append_params.cuh>
 #include <common/merge_states_params.cuh>
 #include <common/padding_params.cuh>
+#include <common/quantize_params.cuh>
 #include <sm90/sm90_backward_params.cuh>
 #include <sm90/sm90_forward_params.cuh>
 
@@ -54,6 +55,7 @@ std::size_t params_size(std::string_view kernel) {
   if (kernel.starts_with("fa_sm90_backward")) return 4 * sizeof(TensorMap) + sizeof(BackwardVariantParams);
   if (kernel == "fa_append") return sizeof(AppendParams);
   if (kernel == "fa_merge_states") return sizeof(MergeStatesParams);
+  if (kernel == "fa_quantize") return sizeof(QuantizeParams);
   if (kernel == "fa_clear_padding") return sizeof(PaddingParams);
   if (kernel.starts_with("fa_mask_")) return sizeof(MaskTilesParams);
   if (kernel.find("backward") != std::string_view::npos) return sizeof(BackwardVariantParams);

@@ -87,7 +87,7 @@ void fix_cache(std::mt19937& random, Problem& problem) {
 /// 8-bit floats in the place of what else the configuration has.
 void fix_fp8(std::mt19937& random, Problem& problem) {
   problem.arch = parse_arch("sm_90a");
-  problem.dtype = pick(random, std::array{DType::e4m3, DType::e5m2});
+  problem.dtype = pick(random, std::array{DType::e4m3, DType::e5m2, DType::i8});
   problem.o_dtype = pick(random, std::array{DType::bf16, DType::f16, DType::e4m3});
   problem.key_scales = random() % 2 == 0;
   problem.value_scales = random() % 2 == 0;

@@ -77,6 +77,24 @@ TEST(Sm90Fp8Forward, TwoLevelsUnlessAnOverrideWantsOne) {
   EXPECT_NE(canonical(plan_forward(half, {}).kernel).find("byte_output=1"), std::string::npos);
 }
 
+TEST(Sm90Fp8Forward, ThreeConsumersOfI8TakeTurnsUnlessTheyHaveVariants) {
+  for (const int d : {64, 96, 128}) {
+    Problem problem = fp8(d);
+    problem.dtype = DType::i8;
+    for (const bool causal : {false, true}) {
+      problem.causal = causal;
+      const KernelSpec spec = plan_forward(problem, {}).kernel;
+      EXPECT_EQ(spec.tile_m, 192) << d;
+      EXPECT_TRUE(spec.as<Sm90Fp8Forward>().take_turns) << d;
+      EXPECT_NE(canonical(spec).find("dtype=i8"), std::string::npos);
+    }
+    Variants variants;
+    variants.sink = true;
+    problem.variants = &variants;
+    EXPECT_EQ(plan_forward(problem, {}).kernel.tile_m, 128) << d;
+  }
+}
+
 TEST(Sm90Fp8Forward, PreciseHasOneLevelOfSixteenBits) {
   for (const int d : {16, 64, 80, 128, 192, 256}) {
     Problem problem = fp8(d);
@@ -118,7 +136,7 @@ TEST(Sm90Fp8Forward, RefusesWhatNoKernelServes) {
       [](Problem& p) { p.value_in_key = true; },
       [](Problem& p) { p.aligned = false; },
       [](Problem& p) { p.tensor_maps = false; },
-      [](Problem& p) { p.dtype = DType::i8; },
+      [](Problem& p) { p.dtype = DType::i8, p.arch = parse_arch("sm_80"); },
   };
   for (const Change change : kChanges) {
     Problem problem = fp8(128);

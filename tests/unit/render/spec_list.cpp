@@ -21,6 +21,7 @@
 #include "plan/inspect.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/merge_states.hpp"
+#include "plan/quantize.hpp"
 #include "plan/planner.hpp"
 
 namespace fa::render {
@@ -260,6 +261,30 @@ void add_parts_of_wholes(const char* arch, Collector& specs) {
   specs.add(part, {});
 }
 
+/// Forwards of i8, and what makes codes.
+void add_int8(Collector& specs) {
+  for (const bool key_scales : {false, true}) {
+    Case golden;
+    golden.name = fmt::format("golden sm_90a i8 key_scales={:d}", key_scales);
+    golden.config.head_dim = 128;
+    golden.config.dtype = DType::i8;
+    golden.config.key_scales = golden.config.value_scales = key_scales;
+    golden.shape = {.b = 4, .h_q = 32, .h_kv = 8, .s_q = 4096, .s_kv = 4096};
+    golden.arch = plan::parse_arch("sm_90a");
+    specs.add(golden, {});
+    golden.name += " sink";
+    golden.config.sink = true;
+    specs.add(golden, {});
+    plan::QuantizePass pass;
+    pass.x.dtype = DType::bf16;
+    pass.x.shape = {4, 8, 4096, 128};
+    pass.x.strides = {1 << 22, 1 << 19, 128, 1};
+    pass.codes.dtype = DType::i8;
+    pass.means = key_scales;
+    specs.add("golden", quantize_spec(pass, plan::parse_arch("sm_90a")));
+  }
+}
+
 }  // namespace
 
 std::vector<NamedSpec> golden_list() {
@@ -320,6 +345,7 @@ std::vector<NamedSpec> golden_list() {
     }
     add_parts_of_wholes(arch, specs);
   }
+  add_int8(specs);
   return std::move(specs).take();
 }
 
