@@ -446,8 +446,8 @@ class FA_API Attention {
 
   /// Makes codes and scales of q, k and v of 16 or 32 bits (quantize.hpp, docs/int8.md), for forward of a dtype of i8
   /// or e4m3. K may be smoothed: its mean over the keys is taken from it, before it becomes codes. That changes no
-  /// softmax, but outliers of K's columns no longer cost the others their precision. Up to four kernels, whose sums have
-  /// an order that follows from shapes alone.
+  /// softmax, but outliers of K's columns no longer cost the others their precision. Up to four kernels, whose sums
+  /// have an order that follows from shapes alone.
   ///
   /// Stream and cost are those of `forward`; scratch memory is not needed. Errors: throws fa::Error before anything is
   /// launched: invalid_argument, unsupported, no_compiler, compile_failed, cache_miss, cuda. Without rows it succeeds

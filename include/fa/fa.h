@@ -294,8 +294,9 @@ typedef struct fa_config {
    * their stream, and fail with FA_NOT_FINITE where a result holds a NaN or an infinity that is none of a contract. */
   int32_t debug;
   /* With a dtype of FA_E4M3 or FA_E5M2, of q, k and v: what o is of, FA_BF16, FA_F16 or FA_E4M3, where has_o_dtype is
-   * nonzero; else FA_BF16. So with FA_I8, which is of q and k beside a v of FA_E4M3. An element stands for its value times a scale (fa_forward_inputs.q_scale). Forward only, on
-   * Hopper and the host; head dims are multiples of 16 up to 256. */
+   * nonzero; else FA_BF16. So with FA_I8, which is of q and k beside a v of FA_E4M3. An element stands for its value
+   * times a scale (fa_forward_inputs.q_scale). Forward only, on Hopper and the host; head dims are multiples of 16 up
+   * to 256. */
   int32_t has_o_dtype;
   int32_t o_dtype;
   /* With a k_dtype or v_dtype of FA_U4X2: columns of a row that share a scale and an offset, 32, 64 or 128. 0: 32. The
@@ -655,10 +656,10 @@ typedef struct fa_merge_inputs {
   const fa_tensor* sink;
 } fa_merge_inputs;
 
-/* Tensors of 16 or 32 bits, the codes that stand for them, and scales of their rows. Those that are NULL are not wanted.
- * Of packed batches tensors are [total, h, d], and what rows have is [h, total]. A row x is stored as x / scale, rounded
- * to the nearest, ties to even, and at most 127 (FA_I8) or 448 (FA_E4M3). Codes of q and k are of fa_config.dtype, those
- * of v FA_E4M3. */
+/* Tensors of 16 or 32 bits, the codes that stand for them, and scales of their rows. Those that are NULL are not
+ * wanted. Of packed batches tensors are [total, h, d], and what rows have is [h, total]. A row x is stored as x /
+ * scale, rounded to the nearest, ties to even, and at most 127 (FA_I8) or 448 (FA_E4M3). Codes of q and k are of
+ * fa_config.dtype, those of v FA_E4M3. */
 typedef struct fa_quantize_inputs {
   uint32_t struct_size;
   uint32_t reserved;  /* 0 */

@@ -12,9 +12,9 @@
 namespace fa {
 
 /// Element types. The host device alone accepts f64. Captured tensors and tables alone may be i32. e4m3 and e5m2 are
-/// OCP 8-bit floating point, of q, k and v (AttentionConfig::dtype); q and k may be i8. K and V of a cache may be e4m3, i8 or u4x2
-/// (AttentionConfig::k_dtype). An element of u4x2 is a byte with two columns of a row, from 0 to 15 each. The last axis
-/// of such a tensor is half of the head dim (docs/quantized_caches.md).
+/// OCP 8-bit floating point, of q, k and v (AttentionConfig::dtype); q and k may be i8. K and V of a cache may be e4m3,
+/// i8 or u4x2 (AttentionConfig::k_dtype). An element of u4x2 is a byte with two columns of a row, from 0 to 15 each.
+/// The last axis of such a tensor is half of the head dim (docs/quantized_caches.md).
 enum class DType : std::uint8_t { f16 = 0, bf16 = 1, f32 = 2, f64 = 3, i32 = 4, e4m3 = 5, i8 = 6, e5m2 = 7, u4x2 = 8 };
 
 /// Bytes of one element.

@@ -39,7 +39,8 @@ TensorView with_batch(const AttentionConfig& config, TensorView view) noexcept {
 TensorView floats(const AttentionConfig& config, const char* name, const TensorView& given, std::int64_t b,
                   std::int64_t h, std::int64_t last, bool written) {
   const TensorView view = with_batch(config, given);
-  const std::string axes = config.varlen ? fmt::format("f32 [{}, {}]", h, last) : fmt::format("f32 [{}, {}, {}]", b, h, last);
+  const std::string axes =
+      config.varlen ? fmt::format("f32 [{}, {}]", h, last) : fmt::format("f32 [{}, {}, {}]", b, h, last);
   if (!view.defined()) throw_invalid(name, "nothing", axes);
   if (view.dtype != DType::f32) throw_invalid(name, to_string(view.dtype), axes);
   if (view.rank != 3 || view.shape[0] != b || view.shape[1] != h || view.shape[2] != last) {
@@ -58,10 +59,10 @@ class Check {
     if (config_.dtype != DType::i8 && config_.dtype != DType::e4m3) {
       throw_invalid("dtype", to_string(config_.dtype), "i8 or e4m3 for quantize");
     }
-    plan::QuantizePass q = rows({"q", "q_codes", "q_scale"}, in_.q, in_.q_codes, in_.q_scale, config_.head_dim,
-                                config_.dtype);
-    plan::QuantizePass k = rows({"k", "k_codes", "k_scale"}, in_.k, in_.k_codes, in_.k_scale, config_.head_dim,
-                                config_.dtype);
+    plan::QuantizePass q =
+        rows({"q", "q_codes", "q_scale"}, in_.q, in_.q_codes, in_.q_scale, config_.head_dim, config_.dtype);
+    plan::QuantizePass k =
+        rows({"k", "k_codes", "k_scale"}, in_.k, in_.k_codes, in_.k_scale, config_.head_dim, config_.dtype);
     const plan::QuantizePass v =
         rows({"v", "v_codes", "v_scale"}, in_.v, in_.v_codes, in_.v_scale, d_v_of(config_), DType::e4m3);
     QuantizeCall call;
@@ -102,7 +103,8 @@ class Check {
       throw_invalid(names.from, to_string(from.dtype), "f16, bf16 or f32");
     }
     pass.x = tensor_of_call(names.from, from, config_, false, false, from.dtype);
-    if (pass.x.shape[3] != d) throw_invalid(names.from, fmt::format("shape {}", shape_text(from)), fmt::format("rows of {}", d));
+    if (pass.x.shape[3] != d)
+      throw_invalid(names.from, fmt::format("shape {}", shape_text(from)), fmt::format("rows of {}", d));
     pass.codes = tensor_of_call(names.codes, codes, config_, false, false, dtype);
     if (pass.codes.shape != pass.x.shape) {
       throw_invalid(names.codes, fmt::format("shape {}", shape_text(codes)), fmt::format("that of {}", names.from));
@@ -111,7 +113,8 @@ class Check {
     if (!rows_aligned(pass.codes)) {
       throw_invalid(names.codes, "rows that start elsewhere", "rows that start at multiples of 16 bytes");
     }
-    pass.scale = floats(config_, names.scale, scale, pass.x.shape[0], pass.x.shape[1], pass.x.shape[2], !in_.scales_given);
+    pass.scale =
+        floats(config_, names.scale, scale, pass.x.shape[0], pass.x.shape[1], pass.x.shape[2], !in_.scales_given);
     pass.scale_given = in_.scales_given;
     tensors_.defined = true;
     tensors_.all.add_read(names.from, from);
@@ -150,7 +153,8 @@ class Check {
     if (heads == 0 ? q.x.shape[1] != 0 : q.x.shape[1] % heads != 0) {
       throw_invalid("q", fmt::format("{} heads", q.x.shape[1]), fmt::format("a multiple of h_kv = {}", heads));
     }
-    if (q.x.shape[0] != like.shape[0]) throw_invalid("q", fmt::format("b = {}", q.x.shape[0]), fmt::format("{}, as k", like.shape[0]));
+    if (q.x.shape[0] != like.shape[0])
+      throw_invalid("q", fmt::format("b = {}", q.x.shape[0]), fmt::format("{}, as k", like.shape[0]));
     q.mean = k.mean;
     q.bias = floats(config_, "row_bias", in_.row_bias, q.x.shape[0], q.x.shape[1], q.x.shape[2], true);
     add("row_bias", in_.row_bias, true);

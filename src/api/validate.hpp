@@ -62,8 +62,8 @@ void check_not_fp8(const AttentionConfig& config, const char* operation);
 int group_size_of(const AttentionConfig& config) noexcept;
 std::int64_t stored_columns(const std::optional<DType>& stored, std::int64_t d) noexcept;
 
-/// A tensor of a call as a view of rank 4, of a packed batch [1, h, total, d]. `of_state`: it may be f32, too. `stored`:
-/// what it is of instead of the config's dtype. Throws fa::Error(invalid_argument).
+/// A tensor of a call as a view of rank 4, of a packed batch [1, h, total, d]. `of_state`: it may be f32, too.
+/// `stored`: what it is of instead of the config's dtype. Throws fa::Error(invalid_argument).
 TensorView tensor_of_call(const char* name, const TensorView& given, const AttentionConfig& config, bool paged = false,
                           bool of_state = false, std::optional<DType> stored = std::nullopt);
 

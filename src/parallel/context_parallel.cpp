@@ -245,9 +245,9 @@ class ContextParallel::Impl {
       if (inputs.cache.block_table.defined()) throw_unsupported("cache", "given", none);
       if (inputs.schedule.data != nullptr) throw_unsupported("schedule", "given", none);
       if (!inputs.prefixes.empty()) throw_unsupported("prefixes", "given", none);
-      for (const auto& [name, scale] : {std::pair{"k_scale", &inputs.k_scale}, std::pair{"v_scale", &inputs.v_scale},
-                                        std::pair{"q_scale", &inputs.q_scale},
-                                        std::pair{"row_bias", &inputs.row_bias}}) {
+      for (const auto& [name, scale] :
+           {std::pair{"k_scale", &inputs.k_scale}, std::pair{"v_scale", &inputs.v_scale},
+            std::pair{"q_scale", &inputs.q_scale}, std::pair{"row_bias", &inputs.row_bias}}) {
         if (scale->defined()) throw_unsupported(name, "given", none);
       }
     }

@@ -110,8 +110,7 @@ struct KernelSpec : SpecHead {
   using Own = std::variant<Sm80Forward, Sm90Forward, ForwardCombine, Sm80Backward, Sm80BackwardDq, Sm90Backward,
                            Sm90BackwardPair, BackwardPreprocess, BackwardConvert, BackwardReduce, BackwardSink,
                            ClearPadding, RowNorms, Schedule, MaskRows, MaskKeys, Append, MergeStates, AppendStored,
-                           Sm90WideForward, Sm90Fp8Forward, ColumnSumsPass, ScanResults, Probabilities,
-                           Quantize>;
+                           Sm90WideForward, Sm90Fp8Forward, ColumnSumsPass, ScanResults, Probabilities, Quantize>;
   Own own;
 
   template <class Which>

@@ -116,10 +116,10 @@ KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& c
   spec.pack_gqa = choice.pack_gqa;
   spec.split = choice.splits > 1;
   own.q_buffers = fixed.number("q_buffers", tile.q_buffers);
-  // Measured on an H100: of three consumers turns help where all KV tiles of a query tile are whole. Without turns ptxas
-  // spills a few bytes of i8.
-  const bool whole = tile.tile_m == kThree[0].tile_m &&
-                     ((problem.d_v == 128 && !problem.causal) || problem.dtype == DType::i8);
+  // Measured on an H100: of three consumers turns help where all KV tiles of a query tile are whole. Without turns
+  // ptxas spills a few bytes of i8.
+  const bool whole =
+      tile.tile_m == kThree[0].tile_m && ((problem.d_v == 128 && !problem.causal) || problem.dtype == DType::i8);
   own.take_turns = fixed.flag("take_turns", (tile.take_turns || whole) && spec.tile_m > kWarpgroupRows);
   own.single_level = fixed.flag("single_level", problem.precise);
   own.ahead = fixed.flag("ahead", tile.ahead && (!own.single_level || problem.precise));

@@ -46,8 +46,8 @@ ForwardArgs call_of_request(const ForwardArgs& args, const PackedSequences& sequ
                             std::int64_t i) {
   const bool packed = sequences.cu_seqlens_q != nullptr;
   ForwardArgs part = args;
-  for (TensorView ForwardArgs::*tensor : {&ForwardArgs::q, &ForwardArgs::o, &ForwardArgs::lse, &ForwardArgs::q_scale,
-                                           &ForwardArgs::row_bias}) {
+  for (TensorView ForwardArgs::*tensor :
+       {&ForwardArgs::q, &ForwardArgs::o, &ForwardArgs::lse, &ForwardArgs::q_scale, &ForwardArgs::row_bias}) {
     part.*tensor = packed ? rows_of_sequence(args.*tensor, sequences, i) : entry_of(args.*tensor, i);
   }
   for (TensorView RowStatistics::*tensor : {&RowStatistics::max_logit, &RowStatistics::entropy}) {

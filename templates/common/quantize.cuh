@@ -130,8 +130,8 @@ struct Quantize {
   }
 
   FA_DEVICE void take_means() const {
-    constexpr int kTogether = 4;                       // rows of a thread, whose loads are under way together
-    constexpr uint32_t kRowsOfStep = kThreads / 2;     // a thread has half of a row's columns
+    constexpr int kTogether = 4;                    // rows of a thread, whose loads are under way together
+    constexpr uint32_t kRowsOfStep = kThreads / 2;  // a thread has half of a row's columns
     constexpr uint32_t kBlocksOfHead = Config::kHeadDim / kMeanColumns;
     const uint32_t head = static_cast<uint32_t>(ptx::block_index()) / kBlocksOfHead;
     const uint32_t block = static_cast<uint32_t>(ptx::block_index()) - head * kBlocksOfHead;

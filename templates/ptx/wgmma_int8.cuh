@@ -18,16 +18,16 @@ struct WgmmaInt8;
 #define FA_WGMMA_INTS_32(i) FA_WGMMA_INTS_16(i), FA_WGMMA_INTS_16(i + 16)
 #define FA_WGMMA_INTS_64(i) FA_WGMMA_INTS_32(i), FA_WGMMA_INTS_32(i + 32)
 // FA_WGMMA_INT8(N, registers of D, the numbers of the operands after them, and the registers)
-#define FA_WGMMA_INT8(n, regs, i0, i1, i2, ...)                                                                \
-  template <>                                                                                                  \
-  struct WgmmaInt8<n> {                                                                                        \
-    static FA_DEVICE void shared(float (&sums)[regs], uint64_t a, uint64_t b, bool accumulate) {               \
-      uint32_t(&d)[regs] = reinterpret_cast<uint32_t(&)[regs]>(sums);                                          \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n       \
-                   "k32.s32.s8.s8 {" FA_WGMMA_REGS_##regs "}, %" #i0 ", %" #i1 ", p;\n}\n"                     \
-                   : __VA_ARGS__                                                                               \
-                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                                       \
-    }                                                                                                          \
+#define FA_WGMMA_INT8(n, regs, i0, i1, i2, ...)                                                          \
+  template <>                                                                                            \
+  struct WgmmaInt8<n> {                                                                                  \
+    static FA_DEVICE void shared(float (&sums)[regs], uint64_t a, uint64_t b, bool accumulate) {         \
+      uint32_t(&d)[regs] = reinterpret_cast<uint32_t(&)[regs]>(sums);                                    \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #i2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n \
+                   "k32.s32.s8.s8 {" FA_WGMMA_REGS_##regs "}, %" #i0 ", %" #i1 ", p;\n}\n"               \
+                   : __VA_ARGS__                                                                         \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                                 \
+    }                                                                                                    \
   };
 FA_WGMMA_INT8(16, 8, 8, 9, 10, FA_WGMMA_INTS_8(0))
 FA_WGMMA_INT8(32, 16, 16, 17, 18, FA_WGMMA_INTS_16(0))
@@ -43,7 +43,8 @@ FA_WGMMA_INT8(176, 88, 88, 89, 90, FA_WGMMA_INTS_64(0), FA_WGMMA_INTS_16(64), FA
 FA_WGMMA_INT8(192, 96, 96, 97, 98, FA_WGMMA_INTS_64(0), FA_WGMMA_INTS_32(64))
 FA_WGMMA_INT8(208, 104, 104, 105, 106, FA_WGMMA_INTS_64(0), FA_WGMMA_INTS_32(64), FA_WGMMA_INTS_8(96))
 FA_WGMMA_INT8(224, 112, 112, 113, 114, FA_WGMMA_INTS_64(0), FA_WGMMA_INTS_32(64), FA_WGMMA_INTS_16(96))
-FA_WGMMA_INT8(240, 120, 120, 121, 122, FA_WGMMA_INTS_64(0), FA_WGMMA_INTS_32(64), FA_WGMMA_INTS_16(96), FA_WGMMA_INTS_8(112))
+FA_WGMMA_INT8(240, 120, 120, 121, 122, FA_WGMMA_INTS_64(0), FA_WGMMA_INTS_32(64), FA_WGMMA_INTS_16(96),
+              FA_WGMMA_INTS_8(112))
 FA_WGMMA_INT8(256, 128, 128, 129, 130, FA_WGMMA_INTS_64(0), FA_WGMMA_INTS_64(64))
 #undef FA_WGMMA_INT8
 #undef FA_WGMMA_INTS_64

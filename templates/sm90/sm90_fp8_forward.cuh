@@ -40,11 +40,11 @@ struct Fp8Forward : Fp8Block<Config> {
   using Variant = typename Traits::Variant;
   using Traits::kTileN, Traits::kStages, Traits::kQBuffers, Traits::kWorks, Traits::kConsumers, Traits::kSSteps,
       Traits::kPSteps, Traits::kSlices, Traits::kValueColumns, Traits::kWindowed, Traits::kPingpong, Traits::kAhead,
-      Traits::kSingleLevel, Traits::kKeyScales, Traits::kValueScales, Traits::kPrecise, Traits::kInt8, Traits::kBiased, Traits::kOwnRanges,
-      Traits::kProducerRegisters, Traits::kConsumerRegisters, Base::params, Base::q_shared, Base::k_shared,
-      Base::v_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_full, Base::q_empty,
-      Base::init_barriers, Base::release, Base::read_work, Base::lengths_of, Base::first_row_of, Base::has_row,
-      Base::own_range_end, Base::tiles_of;
+      Traits::kSingleLevel, Traits::kKeyScales, Traits::kValueScales, Traits::kPrecise, Traits::kInt8, Traits::kBiased,
+      Traits::kOwnRanges, Traits::kProducerRegisters, Traits::kConsumerRegisters, Base::params, Base::q_shared,
+      Base::k_shared, Base::v_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_full,
+      Base::q_empty, Base::init_barriers, Base::release, Base::read_work, Base::lengths_of, Base::first_row_of,
+      Base::has_row, Base::own_range_end, Base::tiles_of;
 
   using Base::Base;
 
@@ -485,7 +485,8 @@ struct Fp8Forward : Fp8Block<Config> {
     if constexpr (Variant::kScore) {
       if constexpr (kInt8) {
         FA_UNROLL
-        for (int i = 0; i < kTileN / 2; ++i) at.s[i] = ptx::fma(at.s[i], at.raw.scale[i / 2 % 2], at.raw.bias[i / 2 % 2]);
+        for (int i = 0; i < kTileN / 2; ++i)
+          at.s[i] = ptx::fma(at.s[i], at.raw.scale[i / 2 % 2], at.raw.bias[i / 2 % 2]);
       } else {
         multiply(at.s, at.raw.scale);
       }

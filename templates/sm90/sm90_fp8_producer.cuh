@@ -233,7 +233,7 @@ struct Fp8Producer : Fp8Block<Config> {
     FA_UNROLL
     for (int i = 0; i < 2; ++i) {
       ptx::widen_bytes<typename Traits::Value>(wide.word[2 * i], wide.word[2 * i + 1],
-                                           ptx::prmt(bytes.word[2 * i], bytes.word[2 * i + 1], every_other));
+                                               ptx::prmt(bytes.word[2 * i], bytes.word[2 * i + 1], every_other));
     }
     ptx::st_shared_chunk(to, wide);
   }

@@ -52,15 +52,16 @@ FA_DEVICE constexpr bool is_precise() {
 
 /// Constants and types of the Hopper forward of 8-bit floats: those that the rooms of the Hopper forward ask for.
 ///
-/// Config is a struct of constants: Element (e4m3, e5m2, or i8: q and k are i8, v is e4m3), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
-/// kValueColumns, kCausal, kPositiveScale, kPackGqa, kTakeTurns, kAhead, kSingleLevel, kHalfOutput; optionally kVarlen
-/// (common/switches.cuh), kByteOutput, kKeyScales, kValueScales, kPrecise, and a Variant without a mask function
-/// (common/variant.cuh).
+/// Config is a struct of constants: Element (e4m3, e5m2, or i8: q and k are i8, v is e4m3), kHeadDimQk, kHeadDimV,
+/// kTileM, kTileN, kStages, kQBuffers, kValueColumns, kCausal, kPositiveScale, kPackGqa, kTakeTurns, kAhead,
+/// kSingleLevel, kHalfOutput; optionally kVarlen (common/switches.cuh), kByteOutput, kKeyScales, kValueScales,
+/// kPrecise, and a Variant without a mask function (common/variant.cuh).
 template <class Config>
-using Fp8ParamsOf = typename kernel::Either<
-    typename kernel::Either<kernel::Sm90PlacedInt8, kernel::Sm90PlacedFp8, kernel::kIsInt8<typename Config::Element>>::type,
-    typename kernel::Either<kernel::Sm90Int8Params, kernel::Sm90Fp8Params, kernel::kIsInt8<typename Config::Element>>::type,
-    kernel::kPlaceInMemory<Config>>::type;
+using Fp8ParamsOf = typename kernel::Either<typename kernel::Either<kernel::Sm90PlacedInt8, kernel::Sm90PlacedFp8,
+                                                                    kernel::kIsInt8<typename Config::Element>>::type,
+                                            typename kernel::Either<kernel::Sm90Int8Params, kernel::Sm90Fp8Params,
+                                                                    kernel::kIsInt8<typename Config::Element>>::type,
+                                            kernel::kPlaceInMemory<Config>>::type;
 
 template <class C>
 struct Fp8Traits {

@@ -106,7 +106,8 @@ void multiply_whole(const std::vector<std::uint8_t>& a, const std::vector<std::u
       std::uint32_t sum = 0;
       std::memcpy(&sum, &d[row * columns + n], sizeof sum);
       for (std::size_t k = 0; k < kByteDepth; ++k) {
-        const int product = static_cast<std::int8_t>(a[row * kByteDepth + k]) * static_cast<std::int8_t>(b[k * columns + n]);
+        const int product =
+            static_cast<std::int8_t>(a[row * kByteDepth + k]) * static_cast<std::int8_t>(b[k * columns + n]);
         sum += static_cast<std::uint32_t>(product);
       }
       std::memcpy(&d[row * columns + n], &sum, sizeof sum);

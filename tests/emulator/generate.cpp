@@ -2,8 +2,8 @@
 // `kernels_<i>.cpp`, those with functions and the like in `variants_<i>.cpp`, those over pages in `paged_<i>.cpp`,
 // appends in `append_<i>.cpp`, merges in `merge_<i>.cpp`, and the mutated ones in `mutants_<i>.cpp`. Those with a fixed
 // split size, and their mutants, are in `invariant_<i>.cpp`; those of 8-bit floats and theirs in `fp8_<i>.cpp`; those
-// of parts of larger attentions and theirs in `shard_<i>.cpp`, those with statistics, of debug calls and of quantize, in
-// `statistics_<i>.cpp`. Those for compute capability 7.5, of all lists, are in `turing_<i>.cpp`.
+// of parts of larger attentions and theirs in `shard_<i>.cpp`, those with statistics, of debug calls and of quantize,
+// in `statistics_<i>.cpp`. Those for compute capability 7.5, of all lists, are in `turing_<i>.cpp`.
 
 #include <filesystem>
 #include <fstream>
@@ -23,9 +23,9 @@
 #include "emulator/merge_specs.hpp"
 #include "emulator/mutations.hpp"
 #include "emulator/paged_specs.hpp"
+#include "emulator/quantize_specs.hpp"
 #include "emulator/shard_specs.hpp"
 #include "emulator/specs.hpp"
-#include "emulator/quantize_specs.hpp"
 #include "emulator/statistics_specs.hpp"
 #include "emulator/turing_specs.hpp"
 #include "plan/mask_tiles.hpp"

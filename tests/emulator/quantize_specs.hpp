@@ -17,8 +17,8 @@ struct QuantizeCase {
   fa::DType codes = fa::DType::i8;
   std::int64_t b = 1, h_q = 2, h_kv = 1, s_q = 5, s_kv = 9, d = 32;
   bool aligned = true;
-  bool smooths = true;       ///< K less its mean
-  bool mean_given = false;   ///< likewise, a given one
+  bool smooths = true;      ///< K less its mean
+  bool mean_given = false;  ///< likewise, a given one
   bool scales_given = false;
 };
 

@@ -117,10 +117,11 @@ Data run(const QuantizeCase& c, std::uint64_t seed, const std::string& name = {}
   const Placed q_scale = given("q_scale", data.q_scale), k_scale = given("k_scale", data.k_scale);
   const Placed mean = place_state(memory, "k_mean", data.mean, Placement::bhsd, true);
   const Placed bias = place_output(memory, "row_bias", data.bias, Placement::bhsd, true);
-  const fa::QuantizeInputs in = inputs_of(
-      c, {view_of(input("q", data.q, placement, c.aligned), data.q), view_of(input("k", data.k, placement, c.aligned), data.k),
-          written(q_codes, data.q_codes), written(k_codes, data.k_codes), written(q_scale, data.q_scale),
-          written(k_scale, data.k_scale), written(mean, data.mean), written(bias, data.bias)});
+  const fa::QuantizeInputs in =
+      inputs_of(c, {view_of(input("q", data.q, placement, c.aligned), data.q),
+                    view_of(input("k", data.k, placement, c.aligned), data.k), written(q_codes, data.q_codes),
+                    written(k_codes, data.k_codes), written(q_scale, data.q_scale), written(k_scale, data.k_scale),
+                    written(mean, data.mean), written(bias, data.bias)});
   const fa::api::QuantizeCall call = fa::api::check_quantize(config_of(c), in);
   for (const fa::plan::QuantizePass& pass : call.given()) {
     const KernelSpec spec = quantize_spec(pass, {8, 0, '\0'});

@@ -50,7 +50,8 @@ struct Int8Call {
       add_key_scales(c, inputs);
       add_value_scales(c, inputs);
     }
-    for (const HostTensor* t : {&inputs.q_scale, &inputs.k_scale, &inputs.v_scale, &inputs.row_bias}) more.emplace_back(*t);
+    for (const HostTensor* t : {&inputs.q_scale, &inputs.k_scale, &inputs.v_scale, &inputs.row_bias})
+      more.emplace_back(*t);
   }
 
   ForwardInputs inputs() const {
@@ -112,8 +113,16 @@ TEST_F(Int8Forward, HeadDimsScalesAndPrecision) {
       for (const auto& [key_scales, precise] : {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
         SCOPED_TRACE("d " + std::to_string(d) + (causal ? ", causal" : "") + (key_scales ? ", scales of keys" : "") +
                      (precise ? ", precise" : ""));
-        Int8Call call({.b = 2, .h_q = 4, .h_kv = 2, .s_q = 600, .s_kv = 1111, .d_qk = d, .d_v = d, .dtype = DType::i8,
-                       .o_dtype = DType::f16, .causal = causal},
+        Int8Call call({.b = 2,
+                       .h_q = 4,
+                       .h_kv = 2,
+                       .s_q = 600,
+                       .s_kv = 1111,
+                       .d_qk = d,
+                       .d_v = d,
+                       .dtype = DType::i8,
+                       .o_dtype = DType::f16,
+                       .causal = causal},
                       key_scales);
         AttentionConfig config = config_of(call.device.problem);
         config.o_dtype = DType::f16;
@@ -130,7 +139,14 @@ TEST_F(Int8Forward, EveryTileMatchesTheHost) {
        {"tile_m=64 take_turns=0", "tile_m=256 tile_n=64", "tile_m=128 ahead=1 take_turns=1", "take_turns=0",
         "stages=2 q_buffers=1", "single_level=1 tile_m=128", "tile_n=96 value_columns=32", "tile_m=128 tile_n=160"}) {
     SCOPED_TRACE(fields);
-    Int8Call call({.b = 2, .h_q = 3, .h_kv = 1, .s_q = 700, .s_kv = 900, .d_qk = 64, .d_v = 64, .dtype = DType::i8,
+    Int8Call call({.b = 2,
+                   .h_q = 3,
+                   .h_kv = 1,
+                   .s_q = 700,
+                   .s_kv = 900,
+                   .d_qk = 64,
+                   .d_v = 64,
+                   .dtype = DType::i8,
                    .causal = true});
     AttentionConfig config = config_of(call.device.problem);
     config.kernel = KernelOverride{"sm90_fp8", fields};
@@ -140,7 +156,8 @@ TEST_F(Int8Forward, EveryTileMatchesTheHost) {
 
 TEST_F(Int8Forward, FunctionsWindowsAndSinksSeeBiasesOfRows) {
   for (const bool key_scales : {false, true}) {
-    const AttentionCase c{.b = 1, .h_q = 4, .h_kv = 2, .s_q = 600, .s_kv = 700, .d_qk = 128, .d_v = 128, .dtype = DType::i8};
+    const AttentionCase c{
+        .b = 1, .h_q = 4, .h_kv = 2, .s_q = 600, .s_kv = 700, .d_qk = 128, .d_v = 128, .dtype = DType::i8};
     AttentionConfig config = config_of(c);
     config.key_scales = config.value_scales = key_scales;
     AttentionConfig window = config;
@@ -158,8 +175,16 @@ TEST_F(Int8Forward, FunctionsWindowsAndSinksSeeBiasesOfRows) {
 // The greatest sums that there are: 256 products of codes of either sign, -128 among them.
 TEST_F(Int8Forward, SumsOfAnySizeAreExact) {
   for (const bool key_scales : {false, true}) {
-    AttentionCase c{.b = 1, .h_q = 1, .h_kv = 1, .s_q = 64, .s_kv = 256, .d_qk = 256, .d_v = 64, .dtype = DType::i8,
-                    .o_dtype = DType::f16, .scale = 0x1p-17F};
+    AttentionCase c{.b = 1,
+                    .h_q = 1,
+                    .h_kv = 1,
+                    .s_q = 64,
+                    .s_kv = 256,
+                    .d_qk = 256,
+                    .d_v = 64,
+                    .dtype = DType::i8,
+                    .o_dtype = DType::f16,
+                    .scale = 0x1p-17F};
     DeviceCase device(c);
     for (std::int64_t s = 0; s < 256; ++s) {
       for (std::int64_t d = 0; d < 256; ++d) {
@@ -309,7 +334,8 @@ double error_of_all(DType codes, bool smooths, bool precise, const AttentionCase
 }
 
 TEST_F(Int8Forward, SmoothedCodesAreMoreExactThanEightBitFloats) {
-  const AttentionCase c{.b = 1, .h_q = 2, .h_kv = 1, .s_q = 256, .s_kv = 4096, .d_qk = 128, .d_v = 128, .dtype = DType::bf16};
+  const AttentionCase c{
+      .b = 1, .h_q = 2, .h_kv = 1, .s_q = 256, .s_kv = 4096, .d_qk = 128, .d_v = 128, .dtype = DType::bf16};
   for (const int kind : {0, 1, 2}) {
     AttentionInputs from = make_inputs(c);
     std::mt19937 random(7);
@@ -335,8 +361,16 @@ TEST_F(Int8Forward, SmoothedCodesAreMoreExactThanEightBitFloats) {
 
 TEST_F(Int8Forward, PackedBatchesMatchTheHost) {
   const std::vector<std::int32_t> cu{0, 700, 700, 701, 1900}, cu_keys{0, 900, 950, 1950, 3149};
-  AttentionCase c{.b = 1, .h_q = 4, .h_kv = 2, .s_q = 1900, .s_kv = 3149, .d_qk = 128, .d_v = 128, .dtype = DType::i8,
-                  .causal = true, .layout = Layout::bshd};
+  AttentionCase c{.b = 1,
+                  .h_q = 4,
+                  .h_kv = 2,
+                  .s_q = 1900,
+                  .s_kv = 3149,
+                  .d_qk = 128,
+                  .d_v = 128,
+                  .dtype = DType::i8,
+                  .causal = true,
+                  .layout = Layout::bshd};
   Int8Call call(c, true);
   AttentionConfig config = config_of(c);
   config.varlen = config.key_scales = config.value_scales = true;
@@ -348,16 +382,19 @@ TEST_F(Int8Forward, PackedBatchesMatchTheHost) {
   const DeviceBuffer device_cu(bytes(cu)), device_cu_keys(bytes(cu_keys));
   const auto rows = [](TensorView view) {  // [1, h, s, d] as [total, h, d]
     view = view.swap_axes(1, 2);
-    for (std::size_t axis = 0; axis < 3; ++axis) view.shape[axis] = view.shape[axis + 1], view.strides[axis] = view.strides[axis + 1];
+    for (std::size_t axis = 0; axis < 3; ++axis)
+      view.shape[axis] = view.shape[axis + 1], view.strides[axis] = view.strides[axis + 1];
     view.rank = 3;
     return view;
   };
   const auto of_rows = [](TensorView view) {  // [1, h, s] as [h, total]
-    for (std::size_t axis = 0; axis < 2; ++axis) view.shape[axis] = view.shape[axis + 1], view.strides[axis] = view.strides[axis + 1];
+    for (std::size_t axis = 0; axis < 2; ++axis)
+      view.shape[axis] = view.shape[axis + 1], view.strides[axis] = view.strides[axis + 1];
     view.rank = 2;
     return view;
   };
-  const auto run = [&](ForwardInputs in, const ForwardOutputs& out, const std::int32_t* q, const std::int32_t* kv, Device device) {
+  const auto run = [&](ForwardInputs in, const ForwardOutputs& out, const std::int32_t* q, const std::int32_t* kv,
+                       Device device) {
     ForwardInputs packed{rows(in.q), rows(in.k), rows(in.v)};
     packed.q_scale = of_rows(in.q_scale), packed.k_scale = of_rows(in.k_scale), packed.v_scale = of_rows(in.v_scale);
     packed.row_bias = of_rows(in.row_bias);

@@ -255,9 +255,9 @@ void add_scales(const AttentionCase& c, AttentionInputs& inputs) {
     for (std::int64_t i = 0; i < t.shape[0] * t.shape[1] * t.shape[2]; ++i) {
       const std::int64_t row = i / t.shape[2];
       const double sign = engine() % 4 == 0 ? -1 : 1;
-      scale->set(row / t.shape[1], row % t.shape[1], i % t.shape[2], 0,
-                 sign * (0.5 + static_cast<double>(engine() % 64) / 64) *
-                     (scale == &inputs.v_scale ? 1 : scale_unit(c)));
+      scale->set(
+          row / t.shape[1], row % t.shape[1], i % t.shape[2], 0,
+          sign * (0.5 + static_cast<double>(engine() % 64) / 64) * (scale == &inputs.v_scale ? 1 : scale_unit(c)));
     }
   }
   if (c.dtype != DType::i8) return;

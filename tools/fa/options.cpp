@@ -21,10 +21,13 @@ namespace {
 const Choices<DType> kStoredDTypes{{"e4m3", DType::e4m3, {"fp8", "float8_e4m3fn"}},
                                    {"i8", DType::i8, {"int8"}},
                                    {"u4x2", DType::u4x2, {"int4", "u4"}}};
-const Choices<DType> kDTypes{
-    {"f16", DType::f16, {"fp16", "float16", "half"}},  {"bf16", DType::bf16, {"bfloat16"}},
-    {"f32", DType::f32, {"fp32", "float32", "float"}}, {"f64", DType::f64, {"fp64", "float64", "double"}},
-    {"e4m3", DType::e4m3, {"fp8", "float8_e4m3fn"}},   {"e5m2", DType::e5m2, {"float8_e5m2"}}, {"i8", DType::i8, {"int8"}}};
+const Choices<DType> kDTypes{{"f16", DType::f16, {"fp16", "float16", "half"}},
+                             {"bf16", DType::bf16, {"bfloat16"}},
+                             {"f32", DType::f32, {"fp32", "float32", "float"}},
+                             {"f64", DType::f64, {"fp64", "float64", "double"}},
+                             {"e4m3", DType::e4m3, {"fp8", "float8_e4m3fn"}},
+                             {"e5m2", DType::e5m2, {"float8_e5m2"}},
+                             {"i8", DType::i8, {"int8"}}};
 const Choices<CausalAlign> kCausalAligns{{"bottom-right", CausalAlign::bottom_right},
                                          {"top-left", CausalAlign::top_left}};
 std::vector<std::string_view> split(std::string_view text, char separator) {

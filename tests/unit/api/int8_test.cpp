@@ -1,5 +1,5 @@
-// Calls whose q and k are i8, and what makes these, on the host device: what is refused, what numbers mean, and how much
-// of the float64 answer is left.
+// Calls whose q and k are i8, and what makes these, on the host device: what is refused, what numbers mean, and how
+// much of the float64 answer is left.
 
 #include <gtest/gtest.h>
 
@@ -69,7 +69,15 @@ struct Call {
     }
   }
 
-  AttentionCase c{.b = 2, .h_q = 4, .h_kv = 2, .s_q = 5, .s_kv = 9, .d_qk = 32, .d_v = 32, .dtype = DType::i8, .o_dtype = DType::f16};
+  AttentionCase c{.b = 2,
+                  .h_q = 4,
+                  .h_kv = 2,
+                  .s_q = 5,
+                  .s_kv = 9,
+                  .d_qk = 32,
+                  .d_v = 32,
+                  .dtype = DType::i8,
+                  .o_dtype = DType::f16};
   AttentionConfig config;
   AttentionInputs inputs;
   AttentionOutputs outputs;
@@ -201,7 +209,8 @@ TEST(Int8, QuantizeTakesWhatIsGiven) {
   Attention::create(config_of(32), Device::host()).quantize(in);
   EXPECT_EQ(source.q.at(0, 1, 2, 3), std::nearbyint(source.inputs.q.at(0, 1, 2, 3) / 0.5));
   EXPECT_EQ(source.k.at(0, 0, 2, 3), std::nearbyint((source.inputs.k.at(0, 0, 2, 3) - 1) / 0.25));
-  EXPECT_NEAR(source.v.at(0, 0, 2, 3), source.inputs.v.at(0, 0, 2, 3) / 0.125, std::abs(source.inputs.v.at(0, 0, 2, 3)));
+  EXPECT_NEAR(source.v.at(0, 0, 2, 3), source.inputs.v.at(0, 0, 2, 3) / 0.125,
+              std::abs(source.inputs.v.at(0, 0, 2, 3)));
   EXPECT_EQ(source.mean.at(0, 0, 5), 1);
   EXPECT_EQ(source.k_scale.at(0, 0, 5), 0.25);
 }
@@ -287,7 +296,8 @@ void add_outliers(Source& source) {
     const TensorView view = tensor->view();
     for (std::int64_t i = 0; i < view.elements(); ++i) {
       if (random() % 1000 != 0) continue;
-      const std::int64_t d = i % view.shape[3], s = i / view.shape[3] % view.shape[2], h = i / view.shape[3] / view.shape[2];
+      const std::int64_t d = i % view.shape[3], s = i / view.shape[3] % view.shape[2],
+                         h = i / view.shape[3] / view.shape[2];
       tensor->set(0, h, s, d, 10 * tensor->at(0, h, s, d));
     }
   }
@@ -296,7 +306,8 @@ void add_outliers(Source& source) {
 /// Four columns of K have a mean of 12 deviations.
 void add_means(Source& source) {
   for (std::int64_t j = 0; j < source.c.s_kv; ++j) {
-    for (std::int64_t d = 7; d < source.c.d_qk; d += 32) source.inputs.k.set(0, 0, j, d, source.inputs.k.at(0, 0, j, d) + 12);
+    for (std::int64_t d = 7; d < source.c.d_qk; d += 32)
+      source.inputs.k.set(0, 0, j, d, source.inputs.k.at(0, 0, j, d) + 12);
   }
 }
 

@@ -21,8 +21,8 @@
 #include "plan/inspect.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/merge_states.hpp"
-#include "plan/quantize.hpp"
 #include "plan/planner.hpp"
+#include "plan/quantize.hpp"
 
 namespace fa::render {
 namespace {

@@ -13,9 +13,14 @@ struct WgmmaInt8 {
 
   static FA_DEVICE void shared(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accumulate,
                                const emulator::Site& site = emulator::Site::current()) {
-    emulator::wgmma(
-        {.d = d, .a = a, .b = b, .columns = kN, .half = emulator::Half::s8, .accumulate = accumulate, .half_b = emulator::Half::s8},
-        site);
+    emulator::wgmma({.d = d,
+                     .a = a,
+                     .b = b,
+                     .columns = kN,
+                     .half = emulator::Half::s8,
+                     .accumulate = accumulate,
+                     .half_b = emulator::Half::s8},
+                    site);
   }
 };
 
