@@ -154,7 +154,7 @@ void validate_fp8(const AttentionConfig& config) {
 }  // namespace
 
 bool is_fp8(DType dtype) noexcept {
-  return size_of(dtype) == 1 && dtype != DType::u4x2;
+  return dtype == DType::e4m3 || dtype == DType::e5m2 || dtype == DType::i8;
 }
 
 DType o_dtype_of(const AttentionConfig& config) noexcept {

@@ -1048,6 +1048,51 @@ static void test_merge(void) {
   fa_destroy(accumulating);
 }
 
+static void test_quantize(void) {
+  enum { COLUMNS = 32, KEYS = 6 };
+  static float x[KEYS * COLUMNS], scale[KEYS], mean[COLUMNS], bias[KEYS];
+  static int8_t q_codes[KEYS * COLUMNS], k_codes[KEYS * COLUMNS];
+  for (int i = 0; i < KEYS * COLUMNS; ++i) x[i] = (float)(i % 7) - 2 + (i % COLUMNS == 3 ? 40 : 0);
+  fa_config config = default_config();
+  config.head_dim = COLUMNS;
+  config.head_dim_v = 0;
+  config.dtype = FA_I8;
+  fa_attention* attention = NULL;
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK);
+  fa_tensor from = tensor4(x, 1, 1, KEYS, COLUMNS), q = from, k = from;
+  q.data = q_codes;
+  k.data = k_codes;
+  q.dtype = k.dtype = FA_I8;
+  fa_tensor rows = tensor4(scale, 1, 1, KEYS, 0), of_columns = tensor4(mean, 1, 1, COLUMNS, 0), of_bias = rows;
+  rows.rank = of_columns.rank = of_bias.rank = 3;
+  of_bias.data = bias;
+  fa_quantize_inputs inputs = {
+      .struct_size = sizeof inputs, .k = &from, .k_codes = &k, .k_scale = &rows, .k_mean = &of_columns};
+  CHECK(fa_prepare_quantize(attention, &inputs) == FA_OK);
+  CHECK(fa_quantize(attention, &inputs, NULL) == FA_OK);
+  for (int d = 0; d < COLUMNS; ++d) {
+    double sum = 0;
+    for (int j = 0; j < KEYS; ++j) sum += x[j * COLUMNS + d];
+    CHECK(fabs(mean[d] - sum / KEYS) < 1e-5);
+    for (int j = 0; j < KEYS; ++j) {
+      CHECK(fabs(scale[j] * k_codes[j * COLUMNS + d] - (x[j * COLUMNS + d] - mean[d])) <= 0.501 * scale[j]);
+    }
+  }
+  inputs.k = inputs.k_codes = inputs.k_scale = NULL;
+  inputs.q = &from;
+  inputs.q_codes = &q;
+  inputs.q_scale = &rows;
+  inputs.row_bias = &of_bias;
+  CHECK(fa_quantize(attention, &inputs, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "k_mean") == 0);
+  inputs.mean_given = 1;
+  CHECK(fa_quantize(attention, &inputs, NULL) == FA_OK);
+  double product = 0;
+  for (int d = 0; d < COLUMNS; ++d) product += (double)x[COLUMNS + d] * mean[d];
+  CHECK(fabs(bias[1] - product) < 1e-2);
+  fa_destroy(attention);
+}
+
 static void test_statistics(void) {
   enum { ROWS = 3, KEYS = 5 };
   static float rows_o[ROWS * D], rows_lse[ROWS], greatest[1], entropy[ROWS], sums[KEYS];
@@ -1193,6 +1238,7 @@ int main(void) {
   test_append();
   test_invariance();
   test_merge();
+  test_quantize();
   test_statistics();
   test_value_in_key();
   test_strides();

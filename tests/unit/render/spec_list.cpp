@@ -264,17 +264,19 @@ void add_parts_of_wholes(const char* arch, Collector& specs) {
 /// Forwards of i8, and what makes codes.
 void add_int8(Collector& specs) {
   for (const bool key_scales : {false, true}) {
-    Case golden;
-    golden.name = fmt::format("golden sm_90a i8 key_scales={:d}", key_scales);
-    golden.config.head_dim = 128;
-    golden.config.dtype = DType::i8;
-    golden.config.key_scales = golden.config.value_scales = key_scales;
-    golden.shape = {.b = 4, .h_q = 32, .h_kv = 8, .s_q = 4096, .s_kv = 4096};
-    golden.arch = plan::parse_arch("sm_90a");
-    specs.add(golden, {});
-    golden.name += " sink";
-    golden.config.sink = true;
-    specs.add(golden, {});
+    plan::Problem problem;
+    problem.arch = plan::parse_arch("sm_90a");
+    problem.dtype = DType::i8;
+    problem.d_qk = problem.d_v = 128;
+    problem.key_scales = problem.value_scales = key_scales;
+    problem.b = 4;
+    problem.h_q = problem.h_kv = 8;
+    problem.s_q = problem.s_kv = 4096;
+    specs.add("golden", plan::plan_forward(problem, {}).kernel);
+    plan::Variants sink;
+    sink.sink = true;
+    problem.variants = &sink;
+    specs.add("golden", plan::plan_forward(problem, {}).kernel);
     plan::QuantizePass pass;
     pass.x.dtype = DType::bf16;
     pass.x.shape = {4, 8, 4096, 128};
