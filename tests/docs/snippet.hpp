@@ -32,6 +32,9 @@ class AttentionOfConfig {
     create().backward(inputs, outputs, stream);
   }
   void append(const fa::AppendInputs& inputs, fa::Stream stream = nullptr) const { create().append(inputs, stream); }
+  void quantize(const fa::QuantizeInputs& inputs, fa::Stream stream = nullptr) const {
+    create().quantize(inputs, stream);
+  }
   void schedule(const fa::ScheduleInputs& inputs, const fa::Schedule& made, fa::Stream stream = nullptr) const {
     create().schedule(inputs, made, stream);
   }

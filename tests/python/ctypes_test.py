@@ -14,8 +14,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "
 import fa_attention  # noqa: E402
 from fa_attention import _nvrtc, capi, parallel  # noqa: E402
 
-SIZES = {"torch.float32": 4, "torch.float64": 8, "torch.int32": 4, "torch.int64": 8, "torch.uint8": 1}
-FORMATS = {"torch.float32": "f", "torch.float64": "d", "torch.int32": "i", "torch.int64": "q", "torch.uint8": "B"}
+SIZES = {"torch.float16": 2, "torch.float32": 4, "torch.float64": 8, "torch.int32": 4, "torch.int64": 8, "torch.uint8": 1, "torch.int8": 1,
+         "torch.float8_e4m3fn": 1}
+FORMATS = {"torch.float16": "e", "torch.float32": "f", "torch.float64": "d", "torch.int32": "i", "torch.int64": "q", "torch.uint8": "B",
+           "torch.int8": "b", "torch.float8_e4m3fn": "B"}
 failures = []
 
 
@@ -335,6 +337,25 @@ def test_merge(library):
     refused(ValueError, attention.bind_merge([(o, None)], o, lse), "states[0].lse")
 
 
+def test_quantize(library):
+    """Codes, scales and means of keys, and the biases that a forward of them is given: two keys around a mean."""
+    attention = capi.Attention(library, 16, "torch.int8", device=(capi.DEVICE_HOST, 0), key_scales=True, o_dtype="torch.float16")
+    q, k = Tensor((1, 1, 1, 16), [2.0] + [1.0] * 15), Tensor((1, 1, 2, 16), [5.0] * 16 + [3.0] * 16)
+    codes, keys = Tensor((1, 1, 1, 16), dtype="torch.int8"), Tensor((1, 1, 2, 16), dtype="torch.int8")
+    scale, scales, mean, bias = Tensor((1, 1, 1)), Tensor((1, 1, 2)), Tensor((1, 1, 16)), Tensor((1, 1, 1))
+    attention.bind_quantize(q=q, k=k, q_codes=codes, k_codes=keys, q_scale=scale, k_scale=scales, k_mean=mean, row_bias=bias)()
+    check(mean.values() == (4.0,) * 16 and bias.values() == (68.0,), f"means {mean.values()}, bias {bias.values()}")
+    check(codes.values() == (127,) + (64,) * 15, f"codes of q {codes.values()}")
+    check(keys.values() == (127,) * 16 + (-127,) * 16, f"codes of k {keys.values()}")
+    v, o, lse = Tensor((1, 1, 2, 16), [0x38] * 32, "torch.float8_e4m3fn"), Tensor((1, 1, 1, 16), dtype="torch.float16"), Tensor((1, 1, 1))
+    forward = dict(q_scale=scale, k_scale=scales)
+    attention.bind_forward(codes, keys, v, o, lse, row_bias=bias, **forward)()
+    with_bias = lse.values()[0]
+    attention.bind_forward(codes, keys, v, o, lse, **forward)()
+    check(abs(with_bias - lse.values()[0] - 17) < 1e-5 and o.values() == (1.0,) * 16, f"{with_bias} {lse.values()} {o.values()}")
+    refused(ValueError, attention.bind_quantize(k=k, k_codes=keys, k_scale=scales, row_bias=bias), "row_bias")
+
+
 def test_places(library):
     """Rows of zeros average the keys that they keep. As the second row of three, of four keys, a row keeps three; of a part of
     the keys that is behind it, none."""
@@ -461,6 +482,7 @@ def main():
     test_shared_prefixes(library)
     test_append(library)
     test_merge(library)
+    test_quantize(library)
     test_places(library)
     test_value_in_key(library)
     test_debug(library)
