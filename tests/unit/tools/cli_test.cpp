@@ -250,7 +250,7 @@ TEST(CliWords, NamesOfElementTypesAreThoseOfOthersToo) {
   for (const char* wrong : {"fp4", "1", "''"}) {
     const Result result = run(plan + wrong);
     EXPECT_EQ(result.status, 2) << result.output;
-    EXPECT_TRUE(contains(result.output, "f16, bf16, f32, f64, e4m3 or e5m2 (also fp16")) << result.output;
+    EXPECT_TRUE(contains(result.output, "f16, bf16, f32, f64, e4m3, e5m2 or i8 (also fp16")) << result.output;
   }
 }
 
