@@ -39,11 +39,10 @@ std::vector<KernelSpec::Own> owns_of(std::string_view name) {
 
 /// Of a captured tensor.
 DType dtype_of(std::string_view text) {
-  for (const DType dtype :
-       {DType::f16, DType::bf16, DType::f32, DType::f64, DType::i32, DType::e4m3, DType::e5m2, DType::i8}) {
+  for (const DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64, DType::i32}) {
     if (text == to_string(dtype)) return dtype;
   }
-  support::throw_invalid("dtype", text, "f16, bf16, f32, f64, i32, e4m3, e5m2 or i8");
+  support::throw_invalid("dtype", text, "f16, bf16, f32, f64 or i32");
 }
 
 DType kernel_dtype_of(std::string_view text) {
