@@ -38,7 +38,7 @@ std::vector<Mutation> sm90_dropout_warps_mutations() {
                  "if constexpr (kKeepsRowBits) {\n        FA_UNROLL\n        for",
                  "if constexpr (kKeepsRowBits) {\n        if (cursor.query.tile.m_block == 0) for",
                  sm90_dropout(),
-                 {}},
+                 {shared_uninitialised}},
             });
 }
 

@@ -8,11 +8,6 @@ namespace emulator {
 std::vector<Mutation> sm90_scores_mutations() {
   using enum FaultKind;
   return in("sm90/sm90_scores.cuh", {
-                                        {"hopper_visible_piece_cleared",
-                                         "last_limit > 8 * first_tile(piece) ?",
-                                         "last_limit > 8 * first_tile(piece) + 1 ?",
-                                         sm90_skipping(),
-                                         {}},
                                         {"hopper_last_rows_taken_for_missing",
                                          "if (kPartial && row >= row_count(cursor.query)) return 0;",
                                          "if (kPartial && row + 16 > row_count(cursor.query)) return 0;",
