@@ -373,7 +373,9 @@ int sm90_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choi
   choice.own_parts = sm90_forward_finds_parts(problem, fixed, choice);
   choice.scheduled = shares_by_schedule(problem, fixed, choice);
   choice.exact_max = sm90_forward_exact_max(problem, fixed, sm90_forward_long_rows(problem), by_parts(choice));
-  choice.many_diagonals = !by_parts(choice) && problem.causal && problem.typical_s_kv() <= kManyDiagonals;
+  // Of few rows over pages nothing is skipped, and the slot's bit says own_parts.
+  const bool few_over_pages = problem.paged() && choice.short_query;
+  choice.many_diagonals = !few_over_pages && problem.causal && problem.typical_s_kv() <= kManyDiagonals;
   choice.many_rows = sm90_forward_many_rows(problem, fixed, choice.pack_gqa);
   choice.long_rows = choice.many_rows && sm90_forward_long_rows(problem);
   return sm90_forward_tile_m(problem, fixed, choice);

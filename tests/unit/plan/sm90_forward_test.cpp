@@ -466,6 +466,22 @@ TEST(Sm90ForwardPlan, FewRowsOverPagesTakeParts) {
   EXPECT_THROW(spec_of({Family::sm90, {{"q_buffers", 2}}}), Error);
 }
 
+/// Whether a call is of a length that is shared, and whether its few keys would be many diagonals, are two facts.
+TEST(Sm90ForwardPlan, CallsOfFewKeysOverPagesHaveASlotOfTheirOwn) {
+  Variants softcap;
+  softcap.score = "3.0*tanh(score/3.0)";  // without exact maxima
+  Problem pages = problem_of(128, 128, true, 1);
+  pages.page_size = 16;
+  pages.variants = &softcap;
+  pages.s_kv = 256;
+  const Choice few = choose(pages, {Family::sm90});
+  pages.s_kv = 8192;
+  const Choice many = choose(pages, {Family::sm90});
+  EXPECT_FALSE(few.own_parts);
+  EXPECT_TRUE(many.own_parts);
+  EXPECT_NE(few.slot(), many.slot());
+}
+
 /// Blocks that wait for each other all run at once.
 TEST(ForwardStarts, AreNotEarlyWhereBlocksWaitForEachOther) {
   Problem pages = problem_of(128, 128, true, 8192);
