@@ -48,13 +48,15 @@ plan::Problem DeviceOperation<Op>::problem(const AttentionShape& shape) const no
   return make_problem(config_, shape, context_.info().arch, &functions_.of(shape));
 }
 
-/// Of calls that take a schedule. Where those that the copy engine has maps for do, schedules are theirs; else of those
-/// that it has none for, which may be among any.
+/// Of calls that take a schedule. Where those that the copy engine has maps for do, schedules are theirs; else, and
+/// with first positions, of those that it has none for.
 template <class Op>
-plan::Problem DeviceOperation<Op>::scheduled_problem(const AttentionShape& shape) const noexcept {
+plan::Problem DeviceOperation<Op>::scheduled_problem(const AttentionShape& shape, bool begins) const noexcept {
   plan::Problem result = problem(shape);
   result.given_schedule = true;
-  if constexpr (Op::kOperation == Operation::forward) result.tensor_maps = Op::choose(result, fixed()).scheduled;
+  if constexpr (Op::kOperation == Operation::forward) {
+    result.tensor_maps = !begins && Op::choose(result, fixed()).scheduled;
+  }
   return result;
 }
 
@@ -69,9 +71,9 @@ void DeviceOperation<Op>::run(const AttentionShape& shape, const typename Op::Te
   const bool is_above = wanted.bounded && shard.max_multiprocessors > all;
   wanted.bounded = wanted.bounded && !is_above;
   // The copy engine brings no page whose first rows do not count.
-  wanted.tensor_maps =
-      Op::describable(tensors, config_.varlen, config_.page_size != 0) && packed.paged.begin == nullptr;
-  wanted.given_schedule = takes_schedule(wanted, schedule);
+  const bool begins = packed.paged.begin != nullptr;
+  wanted.tensor_maps = Op::describable(tensors, config_.varlen, config_.page_size != 0) && !begins;
+  wanted.given_schedule = takes_schedule(wanted, schedule, begins);
   if constexpr (Op::kOperation == Operation::forward) plan::check_invariant(wanted);
   const Choice choice = Op::choose(wanted, fixed());
   const Ready* found = &get(wanted, choice, stream, Missing::stands_in);
@@ -84,10 +86,11 @@ void DeviceOperation<Op>::run(const AttentionShape& shape, const typename Op::Te
 
 /// Whether a call takes the schedule that it brings, if any: not one of calls with maps where it has none.
 template <class Op>
-bool DeviceOperation<Op>::takes_schedule(const plan::Problem& wanted, const Schedule& schedule) const noexcept {
+bool DeviceOperation<Op>::takes_schedule(const plan::Problem& wanted, const Schedule& schedule,
+                                         bool begins) const noexcept {
   if (schedule.data == nullptr) return false;
   if constexpr (Op::kOperation == Operation::forward) {
-    if (wanted.tensor_maps) return true;
+    if (wanted.tensor_maps || begins) return true;
     plan::Problem described = wanted;
     described.given_schedule = true;
     const plan::Family own = Op::choose(described, fixed()).family;
@@ -120,7 +123,7 @@ void DeviceOperation<Op>::launch(const plan::Problem& wanted, const Choice& choi
 template <class Op>
 void DeviceOperation<Op>::schedule(const AttentionShape& shape, const plan::PackedArgs& packed, const Schedule& memory,
                                    Stream stream) {
-  const plan::Problem wanted = scheduled_problem(shape);
+  const plan::Problem wanted = scheduled_problem(shape, packed.paged.begin != nullptr);
   const Ready& ready = get(wanted, Op::choose(wanted, fixed()), stream, Missing::waits);
   const plan::KernelSpec& attention = ready.specs[Role::attention];
   if (!attention.scheduled()) return;
@@ -138,12 +141,14 @@ void DeviceOperation<Op>::schedule(const AttentionShape& shape, const plan::Pack
 template <class Op>
 std::size_t DeviceOperation<Op>::schedule_size(const AttentionShape& shape) const {
   if (Op::runs_nothing(shape)) return 0;
-  const plan::Problem wanted = scheduled_problem(shape);
-  const plan::KernelChoices choices = Op::kernels(wanted, fixed(), config_.deterministic);
   std::size_t most = 0;
-  for (const plan::KernelSpec& spec : choices[Role::attention]) {
-    if (!spec.scheduled()) continue;
-    most = std::max(most, plan::schedule_shape(wanted, spec, context_.info().multiprocessors).bytes());
+  for (const bool begins : {false, true}) {
+    const plan::Problem wanted = scheduled_problem(shape, begins);
+    const plan::KernelChoices choices = Op::kernels(wanted, fixed(), config_.deterministic);
+    for (const plan::KernelSpec& spec : choices[Role::attention]) {
+      if (!spec.scheduled()) continue;
+      most = std::max(most, plan::schedule_shape(wanted, spec, context_.info().multiprocessors).bytes());
+    }
   }
   return most;
 }

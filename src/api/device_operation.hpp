@@ -57,8 +57,8 @@ class DeviceOperation {
 
   const plan::Fixed& fixed() const noexcept { return fixed_; }
   plan::Problem problem(const AttentionShape& shape) const noexcept;
-  plan::Problem scheduled_problem(const AttentionShape& shape) const noexcept;
-  bool takes_schedule(const plan::Problem& wanted, const Schedule& schedule) const noexcept;
+  plan::Problem scheduled_problem(const AttentionShape& shape, bool begins) const noexcept;
+  bool takes_schedule(const plan::Problem& wanted, const Schedule& schedule, bool begins) const noexcept;
   /// Whether a call may run others than the planned kernels while these are compiled.
   enum class Missing : std::uint8_t { waits, stands_in };
   /// The kernels in the order of preference, and who says so.

@@ -30,18 +30,13 @@ const Way& find(std::span<const Way* const> families, Family wanted) noexcept {
   return *families.back();
 }
 
-/// Of a problem that the first family would serve, but for what a call brings, or another family serves faster.
+/// Of a problem that the first family serves but for what a call may bring.
 template <class Way>
 const char* detour(std::span<const Way* const> families, const Problem& problem, const Fixed& fixed) noexcept {
   for (const Way* const way : families) {
     if (way->misfit != nullptr && way->misfit(problem) != nullptr) continue;
-    const bool chosen = fixed.family == way->family;
-    if (!chosen && fixed.family != Family::automatic) return nullptr;
-    const char* const obstacle = way->obstacle != nullptr ? way->obstacle(problem) : nullptr;
-    if constexpr (requires { way->yields; }) {
-      if (obstacle == nullptr && !chosen && way->yields != nullptr) return way->yields(problem);
-    }
-    return obstacle;
+    const bool wanted = fixed.family == Family::automatic || fixed.family == way->family;
+    return wanted && way->obstacle != nullptr ? way->obstacle(problem) : nullptr;
   }
   return nullptr;
 }

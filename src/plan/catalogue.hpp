@@ -74,8 +74,6 @@ struct ForwardFamily {
   /// every problem.
   const char* (*misfit)(const Problem&) noexcept = nullptr;
   const char* (*obstacle)(const Problem&) noexcept = nullptr;
-  /// What of a call another family serves faster, unless an override wants this one; nullptr: nothing.
-  const char* (*yields)(const Problem&) noexcept = nullptr;
   /// Whether the query heads that `choice` packs fill its tiles; nullptr: always.
   bool (*packs)(const Problem&, const Fixed&, const Choice&) noexcept = nullptr;
   /// Keys out of an affine score function's reach may be left out; nullptr: never.

@@ -60,7 +60,7 @@ namespace {
 int choose_splits(const Problem& problem, const Choice& choice, std::int64_t tile_m) {
   const std::int64_t enough = forward_family(choice.family).enough_blocks;
   const std::int64_t group = problem.h_q / problem.h_kv;
-  if (problem.ragged()) return 1;  // how much work a sequence is, the host does not know
+  if (problem.ragged() && !choice.splits_request) return 1;  // how much work a sequence is, the host does not know
   const std::int64_t rows = choice.pack_gqa ? problem.s_q * group : problem.s_q;
   const std::int64_t heads = choice.pack_gqa ? problem.h_kv : problem.h_q;
   const std::int64_t blocks = ceil_div(rows, tile_m) * heads * problem.b;
@@ -81,8 +81,6 @@ bool is_uneven(std::int64_t tiles) {
 bool serves(const ForwardFamily& family, const Problem& problem, const Fixed& fixed) noexcept {
   if (family.misfit == nullptr) return true;
   if (family.misfit(problem) != nullptr || family.obstacle(problem) != nullptr) return false;
-  const bool wanted = fixed.family == family.family;
-  if (!wanted && family.yields != nullptr && family.yields(problem) != nullptr) return false;
   return fixed.family == Family::automatic ? fixed.fits(*family.kernel) : fixed.family == family.family;
 }
 
@@ -133,7 +131,7 @@ Choice choose_alone(const Problem& problem, const Fixed& fixed) noexcept {
   choice.pack_gqa = packable && fixed.flag("pack_gqa", problem.mean_s_q() <= kShortQueryRows);
   choice.short_query = (choice.pack_gqa ? s_q * group : s_q) <= kShortQueryRows;
   const std::int64_t tile_m = take_family(problem, fixed, choice);
-  choice.splits = fixed.has("splits") && !problem.ragged()
+  choice.splits = fixed.has("splits") && (!problem.ragged() || choice.splits_request)
                       ? fixed.number("splits")
                       : choose_splits(problem, choice, std::max<std::int64_t>(tile_m, 1));
   const std::int64_t head_bytes =
@@ -141,10 +139,8 @@ Choice choose_alone(const Problem& problem, const Fixed& fixed) noexcept {
   const std::int64_t tiles = ceil_div(choice.pack_gqa ? s_q * group : s_q, std::max<std::int64_t>(tile_m, 1)) *
                              (choice.pack_gqa ? problem.h_kv : problem.h_q) * problem.b;
   choice.scheduled = forward_family(choice.family).has_schedule && shares_by_schedule(problem, fixed, choice);
-  if (choice.own_parts) {
-    choice.splits = 1;
-    choice.scheduled = false;
-  }
+  if (choice.own_parts) choice.splits = 1;
+  if (choice.own_parts || choice.splits_request) choice.scheduled = false;
   choice.affine_reach = may_have_reach(problem, choice) &&
                         fixed.flag("affine_reach", problem.s_q >= kReachRows && problem.s_kv >= kReachKeys);
   const bool beyond_l2 = s_q >= kDynamicRows && head_bytes / std::max<std::int64_t>(group, 1) >= kDynamicHeadBytes;

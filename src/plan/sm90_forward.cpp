@@ -24,7 +24,8 @@ constexpr int kMaxConsumers = 4;
 // What ptxas gives S, P and O of a consumer thread without spilling, by consumer warpgroups: of 255, 232, 160 and 112.
 constexpr int kFragmentRegisters[] = {224, 208, 128, 84};
 constexpr int kRegistersOfDrawers = 16;         // which each of two consumers has less
-constexpr std::int64_t kFewestTallTiles = 132;  // the multiprocessors of a Hopper GPU
+constexpr std::int64_t kMultiprocessors = 132;  // of a Hopper GPU
+constexpr std::int64_t kFewestTallTiles = kMultiprocessors;
 // For tiles of 192 rows, measured on an H200: a causal head's first one may be nearly empty.
 constexpr std::int64_t kManyRows = 768;
 constexpr std::int64_t kManyCausalRows = 448;
@@ -33,6 +34,7 @@ constexpr std::int64_t kManyDiagonals = 2048;  // keys, measured on an H200
 constexpr int kAffineProductHeadDim = 96;
 constexpr int kExactMaxHeadDim = 112;
 constexpr int kMaxOwnPartsHeadDim = 192;  // of wider heads what finds parts spills
+constexpr std::int64_t kFewestSplitsOfARequest = 8;
 constexpr std::size_t kMaxSpecs = 4;
 constexpr int kBoxRows = 8;     // of a box of a page, at least: whole rows of the swizzle
 constexpr int kMostBoxes = 32;  // of a KV tile: a lane copies each
@@ -74,10 +76,10 @@ bool takes_registers(const Problem& problem) noexcept {
 
 /// Whether blocks take parts of the keys of requests over pages.
 bool by_parts(const Choice& choice) noexcept {
-  return choice.scheduled || choice.own_parts;
+  return choice.scheduled || choice.own_parts || choice.splits_request;
 }
 bool by_parts(const KernelSpec& spec) noexcept {
-  return spec.scheduled() || spec.own_parts();
+  return spec.scheduled() || spec.own_parts() || (spec.split && spec.page_size != 0);
 }
 
 /// Whether scores reach the softmax as the product leaves them, causality aside.
@@ -317,11 +319,6 @@ const char* sm90_copy_obstacle(const Problem& problem) noexcept {
   return nullptr;
 }
 
-const char* sm90_forward_yields(const Problem& problem) noexcept {
-  const std::int64_t rows = problem.typical_s_q() * (problem.h_q / problem.h_kv);
-  return problem.paged() && rows <= kWarpgroupRows ? "few rows see many pages" : nullptr;
-}
-
 bool sm90_forward_finds_parts(const Problem& problem, const Fixed& fixed, const Choice& choice) noexcept {
   if (problem.given_schedule || !problem.paged() || problem.accumulate || !choice.short_query) return false;
   if (std::max(problem.d_qk, problem.d_v) > kMaxOwnPartsHeadDim || problem.b > kernel::kOwnItems) return false;
@@ -330,6 +327,15 @@ bool sm90_forward_finds_parts(const Problem& problem, const Fixed& fixed, const 
     if (slots(rows, kWarpgroupRows, problem.b) > kernel::kOwnItems) return false;
   }
   return fixed.flag("own_parts", shares_by_schedule(problem, fixed, choice)) && !fixed.flag("scheduled", false);
+}
+
+bool sm90_forward_splits_request(const Problem& problem, const Fixed& fixed, const Choice& choice) noexcept {
+  if (!problem.paged() || problem.varlen || problem.b != 1 || !choice.short_query) return false;
+  if (fixed.flag("own_parts", false) || fixed.flag("scheduled", false)) return false;
+  if (fixed.has("splits")) return fixed.number("splits") > 1;
+  // More tiles than that leave too many multiprocessors without a split.
+  const std::int64_t tiles = choice.pack_gqa ? problem.h_kv : problem.h_q;
+  return tiles * kFewestSplitsOfARequest <= kMultiprocessors && shares_by_schedule(problem, fixed, choice);
 }
 
 bool sm90_forward_long_rows(const Problem& problem) noexcept {
@@ -370,8 +376,9 @@ bool sm90_forward_may_have_reach(const Problem& problem) noexcept {
 }
 
 int sm90_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept {
-  choice.own_parts = sm90_forward_finds_parts(problem, fixed, choice);
-  choice.scheduled = shares_by_schedule(problem, fixed, choice);
+  choice.splits_request = sm90_forward_splits_request(problem, fixed, choice);
+  choice.own_parts = !choice.splits_request && sm90_forward_finds_parts(problem, fixed, choice);
+  choice.scheduled = !choice.splits_request && shares_by_schedule(problem, fixed, choice);
   choice.exact_max = sm90_forward_exact_max(problem, fixed, sm90_forward_long_rows(problem), by_parts(choice));
   // Of few rows over pages nothing is skipped, and the slot's bit says own_parts.
   const bool few_over_pages = problem.paged() && choice.short_query;

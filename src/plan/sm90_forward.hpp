@@ -20,9 +20,6 @@ const char* sm90_forward_misfit(const Problem& problem) noexcept;
 /// rows, strides that no tensor map describes, an empty axis. nullptr when it can.
 const char* sm90_copy_obstacle(const Problem& problem) noexcept;
 
-/// What of a call another family serves faster, where no override wants this one; nullptr: nothing.
-const char* sm90_forward_yields(const Problem& problem) noexcept;
-
 /// Whether two blocks of one consumer fit a multiprocessor.
 bool sm90_forward_has_two_blocks(const Problem& problem, const KernelSpec& spec);
 
@@ -32,6 +29,10 @@ bool sm90_forward_many_rows(const Problem& problem, const Fixed& fixed, bool pac
 
 /// Whether these should be those of long rows.
 bool sm90_forward_long_rows(const Problem& problem) noexcept;
+
+/// Whether thread blocks share the keys of a call's only request over pages in splits: the fastest for one request,
+/// whose splits are of equal length whatever it is.
+bool sm90_forward_splits_request(const Problem& problem, const Fixed& fixed, const Choice& choice) noexcept;
 
 /// Whether thread blocks share keys over pages, and find their parts by themselves: of a call without a schedule, of so
 /// few tiles that a warp knows them (templates/common/own_parts.cuh).

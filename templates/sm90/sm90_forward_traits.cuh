@@ -64,6 +64,8 @@ struct ForwardTraits {
   // which parts share them.
   static constexpr bool kPostsPieces = kernel::kScheduled<Config> || kernel::kOwnParts<Config>;
   static_assert(!kernel::kScheduled<Config> || !kernel::kOwnParts<Config>, "one part a block");
+  // Splits of a request are parts of its length, which the GPU alone knows.
+  static constexpr bool kFewRowsInPages = kPostsPieces || (kPaged && Config::kSplit);
   static constexpr bool kDropout = kernel::kDropout<Config>;
   // Other warps make its random bits: consumers whose product reads P from registers would do so at half speed.
   static_assert(!kDropout || kConsumers < 3, "three warpgroups leave no registers to dropout RNG warps");
@@ -132,8 +134,8 @@ struct ForwardTraits {
   static_assert(!kExactMax || (!kPartial && !kAffine), "scores are searched as they come from the product");
   // One consumer waits for its own products and exponentials. Two blocks a multiprocessor do so in turn.
   static constexpr bool kTwoBlocks = kernel::kTwoBlocks<Config>;
-  static_assert(!kTwoBlocks || (kConsumers == 1 && (!kEmptyWarp || kPostsPieces) && !kDropout),
-                "a producer of 40 registers, or of 56 to look for pieces");
+  static_assert(!kTwoBlocks || (kConsumers == 1 && (!kEmptyWarp || kFewRowsInPages) && !kDropout),
+                "a producer of 40 registers, or of 56 to look for keys");
   // What the launch gives every thread, redistributed: for a thread of each warpgroup together,
   static constexpr int kLaunchRegisters = 65536 / (kTwoBlocks ? 2 : 1) / kThreads / 8 * 8 * (kThreads / kWarpgroup);
   static constexpr int kLoneProducerRegisters = kEmptyWarp ? 96 : 56;  // next to one consumer
@@ -142,7 +144,7 @@ struct ForwardTraits {
                                            : kLists             ? 56
                                            : kHeadDimV <= 96    ? 80
                                                                 : 48;
-  static constexpr int kLoaderRegisters = kTwoBlocks                  ? kPostsPieces ? 56 : 40
+  static constexpr int kLoaderRegisters = kTwoBlocks                  ? kFewRowsInPages ? 56 : 40
                                           : kConsumers == 1           ? kLoneProducerRegisters
                                           : kThreads < 4 * kWarpgroup ? 40
                                           : kDropout && kLists        ? 40
@@ -156,7 +158,7 @@ struct ForwardTraits {
   static_assert(kTileN % 16 == 0 && kTileN <= 256, "keys are consumed 16 at a time");
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
   static_assert(kStages >= 2, "K runs a tile ahead of V");
-  static_assert(!kRagged || !Config::kSplit, "batches of unknown lengths are not split");
+  static_assert(!kVarlen || !Config::kSplit, "packed batches are not split");
   static_assert(!kPaged || !kDropout, "no dropout over pages");
   static_assert(kPageSize < 0 || kPageSize % 8 == 0, "boxes of pages are whole rows of the swizzle");
   static_assert(!kPaged || !Variant::kChunked, "the first key of a chunk may be anywhere in a box");

@@ -140,6 +140,7 @@ struct Schedule : ForwardBlock<Traits> {
   /// What a query tile sees, and where it is.
   FA_DEVICE void look(Query& query) const {
     if constexpr (kPaged) query.sequence = kernel::request_of<kVarlen>(params, query.tile.batch);
+    if constexpr (kPaged && Config::kSplit) query.sequence.splits = params.splits;
     const Rows rows{params.group, query.tile.head};
     const int first = first_row_of(query.tile);
     const int end = row_count(query);

@@ -255,10 +255,10 @@ void run_over_pages(const Mutation& mutation, bool changed, std::uint64_t seed) 
   c.indexed = true;
   if (!mutation.subject.choice.empty())
     c.variant = paged_kernel(mutation.subject.choice, mutation.subject.spec.family()).choice;
-  c.rows = {37, 20, 1, 4};
+  c.rows = c.packed ? std::vector<std::int32_t>{37, 20, 1, 4} : std::vector<std::int32_t>(4, 20);
   c.keys = {37, 80, 5, 64};
   const bool scheduled = mutation.subject.spec.scheduled() || mutation.subject.spec.own_parts();
-  if (scheduled) c.keys = {37, 580, 5, 264};
+  if (scheduled || mutation.subject.spec.split) c.keys = {37, 580, 5, 264};
   const bool by_copy_engine = mutation.subject.spec.kernel().tensor_maps;
   set_storage(mutation.subject.spec, c);
   if (!by_copy_engine) c.begin = {3, 41, 0, 9};

@@ -7,6 +7,7 @@
 
 #include "api/problem.hpp"
 #include "emulator/plan_run.hpp"
+#include "emulator/specs.hpp"
 #include "emulator/variant_run.hpp"
 #include "plan/call_plan.hpp"
 #include "plan/catalogue.hpp"
@@ -23,6 +24,8 @@ using fa::test::AttentionOutputs;
 using fa::test::HostTensor;
 using fa::test::PagedCase;
 using fa::test::PagedData;
+
+constexpr int kSplits = 3;  // of a request's keys
 
 /// Which rows of q belong to a request.
 std::vector<bool> rows_of_requests(const PagedCase& c, const PagedData& data) {
@@ -184,12 +187,13 @@ AttentionOutputs run_paged(const KernelSpec& spec, const PagedCase& c, const Pag
   PlanKernels kernels;
   kernels.specs[Role::attention] = spec;
   kernels.names[Role::attention] = run.kernel;
+  if (spec.split) kernels.specs[Role::combine] = combine_spec(spec);
   add_companions(problem, kernels);
   const fa::plan::Choice choice{.pack_gqa = spec.pack_gqa,
                                 .scheduled = spec.scheduled(),
                                 .own_parts = spec.own_parts(),
                                 .family = spec.family(),
-                                .splits = 1};
+                                .splits = spec.split ? kSplits : 1};
   kernels.names[Role::schedule] = run.schedule_kernel;
   fa::plan::CallFacts facts{static_cast<double>(c.attention.softmax_scale()), run.multiprocessors, false, call.args};
   if (run.launches > 0 && spec.scheduled()) {

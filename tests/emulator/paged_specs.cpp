@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "emulator/specs.hpp"
 #include "plan/schedule.hpp"
 
 #include "plan/sm90_forward.hpp"
@@ -37,6 +38,7 @@ enum Flag : unsigned {
   kBounded = 16384,    // blocks go on from tile to tile
   kTwoBlocks = 32768,  // share a multiprocessor
   kTuring = 65536,     // for compute capability 7.5
+  kSplit = 131072,     // blocks have equal parts of each request
 };
 
 struct Shape {
@@ -148,6 +150,9 @@ constexpr Shape kShapes[] = {
     {8, DType::bf16, 40, 128, 64, 8, 32, 3, kPacked | kCausal | kPackGqa | kOwnParts, "", 1},
     {64, DType::bf16, 64, 40, 64, 8, 64, 2, kOwnParts | kTwoBlocks, "", 1},
     {8, DType::f16, 64, 64, 64, 8, 48, 2, kPacked | kCausal | kPackGqa | kOwnParts, "window_sink", 1},
+    {16, DType::bf16, 64, 64, 64, 8, 32, 2, kCausal | kPackGqa | kSplit | kTwoBlocks, "", 1},
+    {8, DType::f16, 40, 128, 64, 8, 48, 2, kCausal | kSplit, "", 1},
+    {16, DType::f16, 64, 64, 64, 8, 64, 2, kPackGqa | kSplit | kTwoBlocks, "window_sink", 1},
     {64, DType::bf16, 576, 512, 64, 12, 64, 2, kCausal | kPackGqa | kInKey | kScheduled | kWide},
     {16, DType::f16, 320, 256, 64, 12, 64, 2, kPacked | kCausal | kPackGqa | kInKey | kScheduled | kWide},
     {8, DType::bf16, 264, 72, 64, 12, 64, 2, kPacked | kCausal | kWide},
@@ -166,6 +171,7 @@ constexpr Shape kShapes[] = {
     {kContiguous, DType::f16, 40, 64, 64, 8, 80, 3, kCausal | kPackGqa, "", 1},
     {kContiguous, DType::f16, 64, 64, 64, 8, 64, 2, kCausal | kPackGqa | kScheduled | kTwoBlocks, "", 1},
     {kContiguous, DType::bf16, 64, 64, 64, 8, 32, 2, kCausal | kPackGqa | kOwnParts | kTwoBlocks, "", 1},
+    {kContiguous, DType::bf16, 64, 64, 64, 8, 32, 3, kPackGqa | kSplit, "", 1},
     {kContiguous, DType::bf16, 264, 72, 64, 12, 64, 2, kPacked | kCausal | kPackGqa | kScheduled | kWide},
 };
 
@@ -176,7 +182,7 @@ void take_sm90(KernelSpec& spec, const Shape& shape) {
   own.scheduled = shape.has(kScheduled);
   own.own_parts = shape.has(kOwnParts);
   own.q_buffers = shape.q_buffers;
-  own.exact_max = (own.scheduled || own.own_parts) && *shape.choice == '\0' && shape.d_v != 128;
+  own.exact_max = (own.scheduled || own.own_parts || spec.split) && *shape.choice == '\0' && shape.d_v != 128;
   own.softmax_chunks = 2;
   own.take_turns = spec.tile_m > 64 && spec.tile_m < 256;
 }
@@ -203,6 +209,7 @@ PagedKernel to_kernel(const Shape& shape) {
   spec.varlen = shape.has(kPacked);
   spec.causal = shape.has(kCausal);
   spec.pack_gqa = shape.has(kPackGqa);
+  spec.split = shape.has(kSplit);
   spec.bounded = shape.has(kBounded);
   spec.aligned = !shape.has(kUnaligned);
   spec.as<fa::plan::Sm80Forward>().q_in_registers = shape.has(kQInRegisters);
@@ -247,7 +254,7 @@ const std::vector<PagedKernel>& paged_kernels() {
 const PagedKernel& paged_kernel(const std::string& choice, fa::plan::Family family) {
   const auto found = std::ranges::find_if(paged_kernels(), [&](const PagedKernel& kernel) {
     return kernel.choice.name == choice && kernel.spec.family() == family && !kernel.spec.scheduled() &&
-           !kernel.spec.own_parts();
+           !kernel.spec.own_parts() && !kernel.spec.split;
   });
   if (found == paged_kernels().end()) throw std::out_of_range("no such choice: " + choice);
   return *found;
@@ -282,6 +289,10 @@ KernelSpec sm90_scheduled() {
 
 KernelSpec sm90_own_parts() {
   return to_kernel({8, DType::bf16, 64, 64, 64, 8, 32, 2, kPacked | kCausal | kOwnParts | kTwoBlocks, "", 1}).spec;
+}
+
+KernelSpec sm90_splits_request() {
+  return to_kernel({8, DType::bf16, 64, 64, 64, 8, 32, 2, kCausal | kSplit | kTwoBlocks, "", 1}).spec;
 }
 
 KernelSpec sm80_paged() {
@@ -330,9 +341,12 @@ std::vector<KernelSpec> all_paged_specs() {
   specs.push_back(sm90_wide_scheduled());
   specs.push_back(sm90_scheduled());
   specs.push_back(sm90_own_parts());
+  specs.push_back(sm90_splits_request());
   specs.push_back(sm80_scheduled_early());
   std::set<std::string> seen;
   for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].split && seen.insert(canonical(combine_spec(specs[i]))).second)
+      specs.push_back(combine_spec(specs[i]));
     if (!specs[i].scheduled()) continue;
     const KernelSpec schedule = fa::plan::schedule_spec(specs[i]);
     if (seen.insert(canonical(schedule)).second) specs.push_back(schedule);

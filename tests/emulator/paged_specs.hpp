@@ -34,6 +34,7 @@ fa::plan::KernelSpec sm80_scheduled_early();
 fa::plan::KernelSpec sm80_own_parts();
 fa::plan::KernelSpec sm90_scheduled();
 fa::plan::KernelSpec sm90_own_parts();
+fa::plan::KernelSpec sm90_splits_request();
 /// Of contiguous caches, with a schedule; and one of the Hopper forward.
 fa::plan::KernelSpec sm80_contiguous();
 fa::plan::KernelSpec sm90_contiguous();

@@ -81,7 +81,7 @@ TEST_F(ScheduleLaunches, ACallMakesItsOwn) {
   const Attention attention = Attention::create(config_);
   attention.prepare(limits(64));
   call(attention, inputs(64), 64);
-  ASSERT_EQ(names(), (Names{"fa_schedule", "fa_sm80_forward"}));
+  ASSERT_EQ(names(), (Names{"fa_schedule", "fa_sm90_forward"}));
   EXPECT_TRUE(launches_()[0].early);
   EXPECT_TRUE(launches_()[1].early);
   EXPECT_EQ(launches_()[0].grid, 1U);
@@ -100,7 +100,7 @@ TEST_F(ScheduleLaunches, OneLaunchWithASchedule) {
   in.schedule = schedule;
   for (int layer = 0; layer < 3; ++layer) {
     call(attention, in, 64);
-    ASSERT_EQ(names(), Names{"fa_sm80_forward"});
+    ASSERT_EQ(names(), Names{"fa_sm90_forward"});
     EXPECT_EQ(launches_()[0].grid % 132, 0U);
   }
 }
@@ -114,7 +114,7 @@ TEST_F(ScheduleLaunches, GridsDoNotDependOnTheNumberOfRequests) {
   };
   EXPECT_EQ(grid(4), grid(64));
   EXPECT_EQ(grid(64), grid(2000));
-  EXPECT_EQ(grid(1), 132U) << "few heads have deeper buffers, and a block a multiprocessor";
+  EXPECT_EQ(grid(2), 264U) << "blocks find their parts";
 }
 
 /// A contiguous cache [rows, h_kv, s_max, d] takes the same kernels, without a table.
@@ -133,14 +133,15 @@ TEST_F(ScheduleLaunches, OfAContiguousCache) {
     attention.forward(in, outputs(b), nullptr, {at(10), attention.workspace_size(limits(b))});
     return names();
   };
-  EXPECT_EQ(call_names(contiguous(64), 64), (Names{"fa_schedule", "fa_sm80_forward"}));
+  EXPECT_EQ(call_names(contiguous(64), 64), (Names{"fa_schedule", "fa_sm90_forward"}));
   const unsigned grid = launches_().back().grid;
   ForwardInputs many = contiguous(64);
   many.q.shape[0] = 2000;
   many.cache.batch_index = ints(7);
-  EXPECT_EQ(call_names(many, 2000), (Names{"fa_schedule", "fa_sm80_forward"}));
+  EXPECT_EQ(call_names(many, 2000), (Names{"fa_schedule", "fa_sm90_forward"}));
   EXPECT_EQ(launches_().back().grid, grid);
-  EXPECT_EQ(call_names(contiguous(1), 1), Names{"fa_sm80_forward"}) << "blocks find their parts";
+  EXPECT_EQ(call_names(contiguous(2), 2), Names{"fa_sm90_forward"}) << "blocks find their parts";
+  EXPECT_EQ(call_names(contiguous(1), 1), (Names{"fa_sm90_forward", "fa_forward_combine"})) << "splits";
   const Schedule schedule{at(9), attention.schedule_size(limits(64))};
   ASSERT_GT(schedule.size, 0U);
   launches_().clear();
@@ -148,7 +149,7 @@ TEST_F(ScheduleLaunches, OfAContiguousCache) {
   EXPECT_EQ(names(), Names{"fa_schedule"});
   ForwardInputs in = contiguous(64);
   in.schedule = schedule;
-  EXPECT_EQ(call_names(in, 64), Names{"fa_sm80_forward"});
+  EXPECT_EQ(call_names(in, 64), Names{"fa_sm90_forward"});
   in = contiguous(63);
   in.schedule = schedule;
   EXPECT_EQ(refused(attention, in, 63), "schedule") << "of other limits";
@@ -158,7 +159,37 @@ TEST_F(ScheduleLaunches, OfAContiguousCache) {
   EXPECT_EQ(refused(attention, in, 64), "schedule") << "likewise";
   in.cache.batch_index = ints(7);
   in.sequences.max_s_kv = 0;
-  EXPECT_EQ(call_names(in, 64), Names{"fa_sm80_forward"});
+  EXPECT_EQ(call_names(in, 64), Names{"fa_sm90_forward"});
+}
+
+/// The kernel that merges starts while the splits are read; a schedule is not needed.
+TEST_F(ScheduleLaunches, OneRequestHasSplits) {
+  const Attention attention = Attention::create(config_);
+  ForwardInputs in = inputs(1);
+  for (const bool given : {false, true}) {
+    if (given) in.schedule = {at(9), attention.schedule_size(limits(1))};
+    call(attention, in, 1);
+    ASSERT_EQ(names(), (Names{"fa_sm90_forward", "fa_forward_combine"}));
+    EXPECT_EQ(launches_()[0].grid, 128U);
+    EXPECT_TRUE(launches_()[0].early && launches_()[1].early);
+  }
+}
+
+/// First positions leave the copy engine out, of the schedule and of the calls.
+TEST_F(ScheduleLaunches, WithFirstPositions) {
+  const Attention attention = Attention::create(config_);
+  const Schedule schedule{at(9), attention.schedule_size(limits(64))};
+  ScheduleInputs lengths = schedule_inputs(64);
+  lengths.seq_begin = ints(8);
+  launches_().clear();
+  attention.schedule(lengths, schedule);
+  EXPECT_EQ(names(), Names{"fa_schedule"});
+  ForwardInputs in = inputs(64);
+  in.schedule = schedule;
+  EXPECT_EQ(refused(attention, in, 64), "schedule") << "of calls with first positions";
+  in.cache.seq_begin = ints(8);
+  call(attention, in, 64);
+  EXPECT_EQ(names(), Names{"fa_sm80_forward"});
 }
 
 TEST_F(ScheduleLaunches, ThousandsOfRequestsTakeSeveralBlocksThatCount) {
@@ -172,7 +203,7 @@ TEST_F(ScheduleLaunches, ThousandsOfRequestsTakeSeveralBlocksThatCount) {
   EXPECT_EQ(launches_()[1].grid, 5U);
   EXPECT_FALSE(launches_()[1].early) << "before the counter is cleared";
   call(attention, inputs(5000), 5000);
-  EXPECT_EQ(names(), (Names{fake_driver::kMemset, "fa_schedule", "fa_sm80_forward"}));
+  EXPECT_EQ(names(), (Names{fake_driver::kMemset, "fa_schedule", "fa_sm90_forward"}));
 }
 
 TEST_F(ScheduleLaunches, ShortRequestsTakeNone) {
@@ -186,7 +217,7 @@ TEST_F(ScheduleLaunches, ShortRequestsTakeNone) {
   attention.schedule(in, {});
   EXPECT_TRUE(launches_().empty());
   call(attention, inputs(4, 16), 4);
-  EXPECT_EQ(names(), Names{"fa_sm80_forward"});
+  EXPECT_EQ(names(), Names{"fa_sm90_forward"});
 }
 
 TEST_F(ScheduleLaunches, AnOverrideTurnsThemOff) {
@@ -221,7 +252,7 @@ TEST_F(ScheduleLaunches, OneOfOtherLimitsIsRefused) {
   EXPECT_EQ(refused(Attention::create(window), in, 64), "schedule") << "of other masks";
   EXPECT_TRUE(launches_().empty());
   call(attention, in, 64);
-  EXPECT_EQ(names(), Names{"fa_sm80_forward"});
+  EXPECT_EQ(names(), Names{"fa_sm90_forward"});
 }
 
 TEST_F(ScheduleLaunches, WrongInputsAreRefused) {

@@ -305,8 +305,12 @@ TEST_F(QuantizeOnGpu, MakesWhatTheHostMakes) {
   }
 }
 
-/// The relative error of O, beside float64 of what was there before any rounding.
-double error_of_all(DType codes, bool smooths, bool precise, const AttentionCase& c, const AttentionInputs& from) {
+struct Errors {
+  double o, lse;
+};
+
+/// The relative error of O and the greatest of the log-sum-exps, beside float64 of what was there before any rounding.
+Errors errors_of_all(DType codes, bool smooths, bool precise, const AttentionCase& c, const AttentionInputs& from) {
   Quantized data(c, codes, from);
   AttentionConfig config;
   config.head_dim = 128;
@@ -327,10 +331,7 @@ double error_of_all(DType codes, bool smooths, bool precise, const AttentionCase
   device_o.read(o);
   device_lse.read(lse);
   const AttentionOutputs expected = reference_f64(c, from);
-  if (smooths) {
-    EXPECT_LE(lse_max_abs_error(std::as_const(lse).view(), expected.lse.view()), 0.1);
-  }
-  return relative_error(o, expected.o);
+  return {relative_error(o, expected.o), lse_max_abs_error(std::as_const(lse).view(), expected.lse.view())};
 }
 
 TEST_F(Int8Forward, SmoothedCodesAreMoreExactThanEightBitFloats) {
@@ -349,12 +350,13 @@ TEST_F(Int8Forward, SmoothedCodesAreMoreExactThanEightBitFloats) {
       }
     }
     for (const bool precise : {false, true}) {
-      const double fp8 = error_of_all(DType::e4m3, false, precise, c, from);
-      const double int8 = error_of_all(DType::i8, true, precise, c, from);
+      const Errors fp8 = errors_of_all(DType::e4m3, false, precise, c, from);
+      const Errors int8 = errors_of_all(DType::i8, true, precise, c, from);
       const std::string name = std::to_string(kind) + (precise ? "_precise" : "");
-      RecordProperty("fp8_" + name, std::to_string(fp8));
-      RecordProperty("int8_" + name, std::to_string(int8));
-      EXPECT_LT(int8, fp8) << name;
+      RecordProperty("fp8_" + name, std::to_string(fp8.o));
+      RecordProperty("int8_" + name, std::to_string(int8.o));
+      EXPECT_LT(int8.o, fp8.o) << name;
+      EXPECT_LT(int8.lse, (kind == 1 ? 1.5 : 1) * fp8.lse) << name;  // an outlier makes the step of its row's codes long
     }
   }
 }

@@ -331,14 +331,15 @@ TEST_F(Paged, AFewLongDecodesShareKeys) {
 /// Few rows by the copy engine, with and without a schedule.
 TEST_F(Paged, TheHopperForwardSharesTheKeysOfFewRows) {
   if (driver::device_info(0).arch != plan::parse_arch("sm_90a")) GTEST_SKIP() << "GPU 0 is no Hopper";
-  for (const std::int64_t page_size : {std::int64_t{8}, std::int64_t{16}, std::int64_t{64}, kContiguous}) {
+  for (const std::int64_t page_size : {std::int64_t{8}, std::int64_t{64}, kContiguous}) {
     for (const std::int64_t d : {64, 128, 192, 256}) {
-      for (const std::int32_t b : {1, 5, 40}) {
+      if (page_size == 64 && d != 128) continue;  // each is several compilations
+      for (const std::int32_t b : {1, 5, 36}) {
         PagedCase c;
         c.attention = {.h_q = 8, .h_kv = 2, .d_qk = d, .d_v = d, .causal = b != 5};
         c.attention.dtype = b == 5 ? DType::f16 : DType::bf16;
         c.variant.config.kernel = KernelOverride{"sm90", ""};
-        c.variant.config.sink = b == 40;
+        c.variant.config.sink = b == 36;
         c.page_size = page_size;
         c.packed = b == 5;
         for (std::int32_t i = 0; i < b; ++i) {

@@ -72,9 +72,10 @@ constexpr Field kFields[] = {
 };
 static_assert(is_complete<Sm90Forward>(kFields));
 
-/// The counter of dynamic kernels is cleared in front of them; of blocks that wait for each other all run at once.
+/// The counter of dynamic kernels is cleared in front of them. Blocks that find their parts wait for those that start
+/// before them alone.
 bool starts_early(const KernelSpec& spec) {
-  return !spec.as<Sm90Forward>().dynamic && !spec.own_parts();
+  return !spec.as<Sm90Forward>().dynamic;
 }
 
 /// The copy engine brings whole groups.
@@ -113,7 +114,6 @@ constinit const ForwardFamily kSm90ForwardFamily{
     .has_schedule = true,
     .misfit = sm90_forward_misfit,
     .obstacle = sm90_copy_obstacle,
-    .yields = sm90_forward_yields,
     .packs = packs,
     .may_have_reach = sm90_forward_may_have_reach,
     .decide = sm90_forward_decide,

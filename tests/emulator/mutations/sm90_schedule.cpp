@@ -2,6 +2,7 @@
 
 #include "emulator/mutations/pieces.hpp"
 #include "emulator/mutations/subjects.hpp"
+#include "emulator/paged_specs.hpp"
 
 namespace emulator {
 
@@ -27,6 +28,11 @@ std::vector<Mutation> sm90_schedule_mutations() {
            "word(kFirstKeyWord, 0);",
            steep(sm90_varlen()),
            {global_uninitialised}},
+          {"hopper_requests_have_a_split_too_many",
+           "query.sequence.splits = params.splits;",
+           "query.sequence.splits = params.splits + 1;",
+           sm90_splits_request(),
+           {}},
       });
 }
 

@@ -218,8 +218,8 @@ TEST_F(ContiguousCache, KernelsAreThoseOfPages) {
     return {};
   };
   const std::string decode = missing({.b = 64, .h_q = 32, .h_kv = 8, .s_q = 1, .s_kv = 8192});
-  EXPECT_NE(decode.find("sm80_forward"), std::string::npos) << decode;
-  EXPECT_NE(decode.find("page_size=-1 scheduled=1"), std::string::npos) << decode;
+  EXPECT_NE(decode.find("sm90_forward"), std::string::npos) << decode;
+  EXPECT_NE(decode.find("exact_max=1 page_size=-1 scheduled=1"), std::string::npos) << decode;
   EXPECT_NE(decode.find("--page-size -1"), std::string::npos) << decode;
   const std::string prefill = missing({.b = 2, .h_q = 32, .h_kv = 8, .s_q = 2048, .s_kv = 8192});
   EXPECT_NE(prefill.find("sm90_forward"), std::string::npos) << prefill;

@@ -337,9 +337,10 @@ TEST(Choice, SlotsAreDenseAndUnique) {
   }
   // A new member of Choice breaks this binding: it needs a bit of the slot.
   const auto [aligned, short_query, pack_gqa, many_diagonals, dynamic, many_rows, long_rows, exact_max, affine_reach,
-              scheduled, own_parts, few_rows, shares_splits, family, splits] = Choice{};
+              scheduled, own_parts, splits_request, few_rows, shares_splits, family, splits] = Choice{};
   const bool any = short_query || pack_gqa || many_diagonals || dynamic || many_rows || long_rows || exact_max ||
-                   affine_reach || scheduled || own_parts || few_rows > 0 || shares_splits || splits > 1;
+                   affine_reach || scheduled || own_parts || splits_request || few_rows > 0 || shares_splits ||
+                   splits > 1;
   EXPECT_EQ(Choice{}.slot(), (aligned ? 1 : 0) + (any || family == Family::sm90 ? 2 : 0));
 }
 
@@ -444,18 +445,18 @@ TEST(Choice, BlocksFindTheirPartsOfFewRowsByThemselves) {
   EXPECT_FALSE(finds(shaped(1, 32, 8, 1, 8192), Fixed(Family::sm80)));
   Problem paged = shaped(32, 32, 8, 1, 8192);
   paged.page_size = 16;
-  EXPECT_TRUE(finds(paged, Fixed())) << "a lane for each request";
+  EXPECT_TRUE(finds(paged, Fixed(Family::sm80))) << "a lane for each request";
   paged.given_schedule = true;
-  EXPECT_FALSE(finds(paged, Fixed()));
-  EXPECT_TRUE(choose(paged, {}).scheduled);
+  EXPECT_FALSE(finds(paged, Fixed(Family::sm80)));
+  EXPECT_TRUE(choose(paged, Fixed(Family::sm80)).scheduled);
   paged.given_schedule = false;
   paged.b = 33;
-  EXPECT_FALSE(finds(paged, Fixed()));
+  EXPECT_FALSE(finds(paged, Fixed(Family::sm80)));
   Problem packed = shaped(16, 32, 8, 1, 8192);
   packed.page_size = 16;
   packed.varlen = true;
   packed.total_q = 16;
-  EXPECT_TRUE(finds(packed, Fixed()));
+  EXPECT_TRUE(finds(packed, Fixed(Family::sm80)));
   for (const Invariance invariance : {Invariance::batch, Invariance::rows}) {
     Problem problem = shaped(1, 32, 8, 1, 8192);
     problem.invariance = invariance;
@@ -732,7 +733,7 @@ TEST(Planner, StatisticsOfRowsAreOfWholeRows) {
   EXPECT_FALSE(choose(problem, {}).scheduled || choose(problem, {}).own_parts);
   EXPECT_EQ(choose(problem, {}).family, Family::sm80);
   problem.statistics = {};
-  EXPECT_TRUE(choose(problem, {}).scheduled || choose(problem, {}).own_parts);
+  EXPECT_TRUE(choose(problem, {}).splits_request);
   problem.page_size = 0;
   problem.statistics = {MaxLogit::none, false, false, ColumnSums::kv_heads};  // a pass of its own
   EXPECT_GT(choose(problem, {}).splits, 1);

@@ -81,7 +81,7 @@ TEST(Schedule, ShortPartsHaveABlockOfFourBuffers) {
       Problem problem = decode(b, s_kv);
       problem.page_size = static_cast<int>(page_size);
       problem.given_schedule = false;
-      const KernelSpec spec = kernel_of(problem);
+      const KernelSpec spec = plan_forward(problem, {Family::sm80}).kernel;
       EXPECT_EQ(spec.min_blocks, spec.stages == 4 ? 1 : 2);
       return spec.stages;
     };
@@ -98,7 +98,7 @@ TEST(Schedule, ShortPartsHaveABlockOfFourBuffers) {
 
 // Equal limits, another number of requests or longer ones: the grid is that of the multiprocessors.
 TEST(Schedule, PartsAreAsManyAsFitTheGpu) {
-  for (const std::int64_t b : {1, 64, 4000}) {
+  for (const std::int64_t b : {2, 64, 4000}) {
     const Problem problem = decode(b, 131072);
     const KernelSpec spec = kernel_of(problem);
     EXPECT_EQ(schedule_shape(problem, spec, 132).parts, 132 * spec.min_blocks);
@@ -109,7 +109,7 @@ TEST(Schedule, PartsAreAsManyAsFitTheGpu) {
 }
 
 TEST(Schedule, SegmentsCoverTheSlots) {
-  for (const std::int64_t b : {1, 2047, 2048, 2049, 16384, 1000000}) {
+  for (const std::int64_t b : {2, 2047, 2048, 2049, 16384, 1000000}) {
     const Problem problem = decode(b, 8192);
     const ScheduleShape shape = schedule_shape(problem, kernel_of(problem), 132);
     EXPECT_EQ(shape.slots, b);
@@ -122,7 +122,7 @@ TEST(Schedule, SegmentsCoverTheSlots) {
 
 // Two for each part, whatever the batch: of as many rows as an item has at most.
 TEST(Schedule, PartialResultsAreBoundedByParts) {
-  for (const std::int64_t b : {1, 4000}) {
+  for (const std::int64_t b : {2, 4000}) {
     const Problem problem = decode(b, 131072);
     const KernelSpec spec = kernel_of(problem);
     const ScheduleShape shape = schedule_shape(problem, spec, 132);
@@ -134,7 +134,7 @@ TEST(Schedule, PartialResultsAreBoundedByParts) {
     EXPECT_LE(forward_workspace(problem, choice, given).bytes(), partials + 512);
     EXPECT_GE(forward_workspace(problem, choice, own).bytes(), partials + shape.bytes());
   }
-  Problem few = decode(1, 131072);
+  Problem few = decode(2, 131072);
   few.given_schedule = false;
   const KernelSpec spec = kernel_of(few);
   ASSERT_TRUE(spec.own_parts());

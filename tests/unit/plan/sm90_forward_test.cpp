@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <fa/error.hpp>
+#include <fa/paged.hpp>
 #include <string>
 #include <vector>
 
@@ -412,12 +413,11 @@ TEST(Sm90ForwardPlan, TheCopyEngineBringsWholeBoxesOfPages) {
     Problem other = pages;
     change(other);
     const Choice choice = choose(other, {});
-    return choice.family == Family::sm80 && (choice.scheduled || choice.own_parts);
+    return choice.family == Family::sm80 && !choice.splits_request;
   };
   Variants window, chunks;
   window.left_window = chunks.chunked = true;
   EXPECT_TRUE(falls_back([](Problem& p) { p.page_size = 12; }));
-  EXPECT_TRUE(falls_back([](Problem& p) { p.s_q = 1; }));
   EXPECT_TRUE(falls_back([](Problem& p) { p.tensor_maps = false; }));
   EXPECT_TRUE(falls_back([&](Problem& p) {
     p.variants = &chunks;
@@ -433,14 +433,14 @@ TEST(Sm90ForwardPlan, TheCopyEngineBringsWholeBoxesOfPages) {
   EXPECT_EQ(choose(pages, {}).family, Family::sm90);
 }
 
-/// Where an override wants this family for few rows over pages, blocks share their keys.
+/// Of few rows over pages blocks share the keys.
 TEST(Sm90ForwardPlan, FewRowsOverPagesTakeParts) {
   const Fixed sm90{Family::sm90};
   Problem pages = problem_of(128, 128, true, 8192);
   pages.s_q = 1;
   pages.b = 4;
   pages.page_size = 16;
-  EXPECT_EQ(choose(pages, {}).family, Family::sm80);
+  EXPECT_EQ(choose(pages, {}).family, Family::sm90);
   const auto spec_of = [&](const Fixed& fixed) { return plan_forward(pages, fixed).kernel; };
   EXPECT_TRUE(spec_of(sm90).own_parts());
   EXPECT_FALSE(choose(pages, sm90).scheduled);
@@ -482,14 +482,51 @@ TEST(Sm90ForwardPlan, CallsOfFewKeysOverPagesHaveASlotOfTheirOwn) {
   EXPECT_NE(few.slot(), many.slot());
 }
 
-/// Blocks that wait for each other all run at once.
-TEST(ForwardStarts, AreNotEarlyWhereBlocksWaitForEachOther) {
+/// One request has splits, parts of whatever its length is, with or without a schedule.
+TEST(Sm90ForwardPlan, OneRequestOverPagesHasSplits) {
+  Problem pages = problem_of(128, 128, true, 8192);
+  pages.s_q = pages.b = 1;
+  pages.h_q = 32;
+  pages.h_kv = 8;
+  for (const int page_size : {8, 16, 64, static_cast<int>(kContiguous)}) {
+    for (const bool given : {false, true}) {
+      pages.page_size = page_size;
+      pages.given_schedule = given;
+      const Choice choice = choose(pages, {});
+      EXPECT_TRUE(choice.splits_request && !choice.own_parts && !choice.scheduled);
+      EXPECT_EQ(choice.splits, 16);
+      const KernelSpec spec = plan_forward(pages, {}).kernel;
+      EXPECT_TRUE(spec.split && spec.as<Sm90Forward>().exact_max);
+      EXPECT_EQ(spec.min_blocks, 2);
+    }
+  }
+  pages.given_schedule = false;
+  EXPECT_EQ(choose(pages, {{"splits", 5}}).splits, 5);
+  EXPECT_EQ(choose(pages, {{"splits", 1}}).splits, 1);
+  EXPECT_NO_THROW(check_forward_override(pages, {}));
+  EXPECT_TRUE(choose(pages, {{"own_parts", 1}}).own_parts);
+  EXPECT_TRUE(choose(pages, {{"scheduled", 1}}).scheduled);
+  const auto splits = [&](auto change) {
+    Problem other = pages;
+    change(other);
+    return choose(other, {}).splits_request;
+  };
+  EXPECT_FALSE(splits([](Problem& p) { p.b = 2; })) << "whose lengths the host does not know";
+  EXPECT_FALSE(splits([](Problem& p) { p.s_kv = 256; }));
+  EXPECT_FALSE(splits([](Problem& p) { p.s_q = 100; }));
+  EXPECT_FALSE(splits([](Problem& p) { p.h_q = 17, p.h_kv = 17; })) << "8 splits are more than one round";
+  EXPECT_FALSE(splits([](Problem& p) { p.varlen = true, p.total_q = 1; }));
+}
+
+/// Blocks wait for those that start before them alone.
+TEST(ForwardStarts, AreEarlyWhereBlocksWaitForEarlierOnes) {
   Problem pages = problem_of(128, 128, true, 8192);
   pages.s_q = 1;
+  pages.b = 2;
   pages.page_size = 16;
-  const KernelSpec spec = plan_forward(pages, {Family::sm90}).kernel;
+  const KernelSpec spec = plan_forward(pages, {}).kernel;
   ASSERT_TRUE(spec.own_parts());
-  EXPECT_FALSE(may_start_early(spec));
+  EXPECT_TRUE(may_start_early(spec));
 }
 
 /// The map's axis of heads goes on over the pages.

@@ -1,4 +1,4 @@
-// schedule arch=sm_90a dtype=bf16 causal=0 tile_m=16 tile_n=64 pack_gqa=0 warps=32
+// schedule arch=sm_90a dtype=bf16 causal=0 tile_m=64 tile_n=64 pack_gqa=0 warps=32
 #include <common/schedule.cuh>
 
 static_assert(sizeof(fa::kernel::ForwardParams) == 360);
@@ -15,7 +15,7 @@ static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, sequences) == 240);
 static_assert(FA_OFFSETOF(fa::kernel::ForwardParams, dropout) == 288);
 
 struct Config {
-  static constexpr int kTileM = 16;  // query rows of a tile
+  static constexpr int kTileM = 64;  // query rows of a tile
   static constexpr int kTileN = 64;  // keys of a tile
   static constexpr int kWarps = 32;
   static constexpr bool kCausal = false;
