@@ -63,6 +63,8 @@ std::vector<Mutation> sm90_probabilities_mutations() {
                  "",
                  two_entries(steep(sm90())),
                  {}},
+                // Without `limit >= kTileN` in front of it nothing changes. Where the limit lies in the tile, the
+                // warp's first row sees no key behind, and its sum is still 0: may_lack_offset() says so.
                 {"hopper_score_beside_exponentials_left_out",
                  "[&](int n) { apply_score_to_tile(s, n); }",
                  "[](int) {}",

@@ -202,6 +202,11 @@ Subject over_pages(const std::string& choice, Family family) {
   return subject;
 }
 
+Subject flat(Subject subject) {
+  subject.scale = 0.01f;
+  return subject;
+}
+
 Subject steep(Subject subject) {
   subject.scale = 64.f;
   return subject;

@@ -58,6 +58,8 @@ Subject sm90_variant(const std::string& choice);
 /// The kernel over pages of a choice and a family.
 Subject over_pages(const std::string& choice, Family family);
 
+/// Scores differ little: each key that a row sees counts.
+Subject flat(Subject subject);
 /// Maxima of rows grow so much that P is lost.
 Subject steep(Subject subject);
 /// Scores are so great that no float is near enough to them times the scale.
