@@ -15,6 +15,12 @@ if(FA_PRECOMPILE)
   target_precompile_headers(fa_precompiled PRIVATE ${common_headers})
 endif()
 
+# Precompiled headers are of one level of optimisation, and a release has several: of small and of fast rooms.
+set(fa_several_levels ON)
+if(CMAKE_BUILD_TYPE AND NOT CMAKE_BUILD_TYPE STREQUAL Release)
+  set(fa_several_levels OFF)
+endif()
+
 # fa_use_precompiled(TARGET): of code of the library, or as it is compiled: with -O2 in a release, as the headers are.
 function(fa_use_precompiled target)
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O2>)

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstddef>
 #include <fa/error.hpp>
 #include <string>
 
@@ -60,24 +62,28 @@ void expect_unsupported(const char* argument, const plan::Problem& problem, bool
   }
 }
 
-/// Every other head dim, where FA_TESTS is not thorough.
+/// Every third head dim, where FA_TESTS is not thorough.
 TEST(TuringCompile, Forward) {
   std::size_t n = 0;
   for (const int d : {8, 64, 128, 192, 256, 512}) {
-    if (test::tries(n++, 2)) expect_forward(problem_of(DType::f16, d, d % 128 == 0));
+    if (test::tries(n++, 3)) expect_forward(problem_of(DType::f16, d, d % 128 == 0));
   }
   for (const int d : {8, 64, 128, 192, 256, 288}) {
-    if (test::tries(++n, 2)) expect_forward(problem_of(DType::f32, d, d % 128 == 0));
+    if (test::tries(n++, 3)) expect_forward(problem_of(DType::f32, d, d % 128 == 0));
   }
 }
 
+/// Pages and none in turn.
 TEST(TuringCompile, FewRows) {
+  constexpr std::array kPages{true, false};
+  std::size_t n = 0;
   for (const DType dtype : {DType::f16, DType::f32}) {
-    plan::Problem problem = problem_of(dtype, 128, true);
-    problem.s_q = 1;
-    expect_forward(problem);
-    problem.page_size = 16;
-    expect_forward(problem);
+    for (const bool pages : test::tried(kPages, n++)) {
+      plan::Problem problem = problem_of(dtype, 128, true);
+      problem.s_q = 1;
+      if (pages) problem.page_size = 16;
+      expect_forward(problem);
+    }
   }
 }
 

@@ -165,7 +165,8 @@ TEST_P(SharedKeys, ForwardsThatShareKeysAreRight) {
 
 /// Whichever block of those that share an item is the last, and whether the schedule is the call's own.
 TEST_P(SharedKeys, BitsDoNotDependOnTheOrderOfBlocks) {
-  for (std::size_t batch = 0; batch < 2; ++batch) {
+  constexpr std::array<std::size_t, 2> kBatchesWithKeys{0, 1};
+  for (const std::size_t batch : fa::test::tried(kBatchesWithKeys, GetParam() / 2)) {
     const PagedCase c = make_case(kernel_, batch);
     const PagedData data = make_data(c);
     const AttentionOutputs first = run_paged(kernel_.spec, c, data, {.multiprocessors = 16});
@@ -183,7 +184,8 @@ TEST_P(SharedKeys, BitsDoNotDependOnTheOrderOfBlocks) {
 TEST_P(SharedKeys, WrongTablesAndLengthsReadNothingElse) {
   constexpr std::int32_t kLow = std::numeric_limits<std::int32_t>::min();
   constexpr std::int32_t kHigh = std::numeric_limits<std::int32_t>::max();
-  for (const std::uint64_t seed : {1, 2, 3}) {
+  constexpr std::array<std::uint64_t, 3> kSeeds{1, 2, 3};
+  for (const std::uint64_t seed : fa::test::tried(kSeeds, GetParam())) {
     const PagedCase c = make_case(kernel_, 1);
     PagedData data = make_data(c);
     std::mt19937_64 engine(seed);
