@@ -54,7 +54,6 @@ class Executor {
 
   const Plan& plan() const noexcept { return plan_; }
   std::size_t scratch_bytes() const noexcept { return scratch_size_; }
-  std::size_t workspace_bytes() const noexcept { return workspace_size_; }
 
   /// Compiles what calls need, and takes memory of lengths. Scratch is given to `run`.
   void prepare(Attentions& attentions, const CallContext& context);

@@ -120,10 +120,9 @@ PaddingLaunch padding_launch(const TensorView& view, std::int64_t b, const std::
   return launch;
 }
 
-ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors, double scale, int splits,
-                           const KernelSpec& spec, int multiprocessors, const PackedArgs& packed,
-                           kernel::ForwardVariantParams& params, int most_blocks) noexcept {
-  std::memset(&params, 0, sizeof params);
+namespace {
+
+void set_tensors(const KernelSpec& spec, const ForwardTensors& tensors, kernel::ForwardVariantParams& params) noexcept {
   params.q = tensors.q.data;
   params.k = tensors.k.data;
   params.v = tensors.v.data;
@@ -136,6 +135,35 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
   if (spec.max_logit != 0) params.max_logit = static_cast<float*>(tensors.statistics.max_logit.data);
   if (spec.entropy) params.entropy = static_cast<float*>(tensors.statistics.entropy.data);
   if (tensors.lse.defined()) set_strides(tensors.lse, params.stride_lse_b, params.stride_lse_h, params.stride_lse_s);
+}
+
+/// Of all `heads` of the call, as many as blocks of neighbouring numbers work on.
+int heads_in_flight(const Problem& problem, const KernelSpec& spec, const kernel::ForwardVariantParams& params,
+                    std::int64_t heads, int multiprocessors) noexcept {
+  const std::int64_t tiles = std::int64_t{params.m_blocks} * params.splits;  // of a head
+  if (spec.dynamic()) {
+    const bool few_reads = spec.tile_m > 128 || problem.d_qk + problem.d_v > 256;
+    const std::int64_t budget = kDynamicBudget * (few_reads ? 2 : 1);
+    return equal_sections(heads, std::max(heads_in_l2(problem, params, spec.pack_gqa, budget), kFewestHeads));
+  }
+  if (!spec.kernel().persistent || problem.ragged()) return heads_in_l2(problem, params, spec.pack_gqa, kL2Budget);
+  // Fewer blocks of a head at a time are faster, as long as L2 holds the heads; not with a few tiles each.
+  const int most = heads_in_l2(problem, params, spec.pack_gqa, kStaticBudget);
+  // K and V of wide heads fill the L2 cache soon.
+  const int few =
+      spec.is<Sm90WideForward>() && problem.causal ? heads_of_spread_places(tiles, heads, most, multiprocessors) : 0;
+  if (few > 0) return few;
+  const int balanced = balanced_heads(tiles, heads, multiprocessors);
+  return params.m_blocks >= kManyTiles && balanced < heads ? balanced * std::max(most / balanced, 1) : balanced;
+}
+
+}  // namespace
+
+ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors, double scale, int splits,
+                           const KernelSpec& spec, int multiprocessors, const PackedArgs& packed,
+                           kernel::ForwardVariantParams& params, int most_blocks) noexcept {
+  std::memset(&params, 0, sizeof params);
+  set_tensors(spec, tensors, params);
   params.b = static_cast<int>(problem.b);
   params.h_q = static_cast<int>(problem.h_q);
   params.h_kv = static_cast<int>(problem.h_kv);
@@ -159,26 +187,7 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
   const ScheduleShape schedule = by_parts ? schedule_shape(problem, spec, multiprocessors) : ScheduleShape();
   if (persistent) multiprocessors *= spec.min_blocks;  // as many blocks stay to the end
   const std::int64_t heads = problem.b * params.heads;
-  if (spec.dynamic()) {
-    const bool few_reads = spec.tile_m > 128 || problem.d_qk + problem.d_v > 256;
-    const std::int64_t budget = kDynamicBudget * (few_reads ? 2 : 1);
-    const int most = heads_in_l2(problem, params, spec.pack_gqa, budget);
-    params.heads_in_flight = equal_sections(heads, std::max(most, kFewestHeads));
-  } else if (persistent && !problem.ragged()) {
-    params.heads_in_flight = balanced_heads(std::int64_t{params.m_blocks} * splits, heads, multiprocessors);
-    // Fewer blocks of a head at a time are faster, as long as L2 holds the heads; not with a few tiles each.
-    const int most = heads_in_l2(problem, params, spec.pack_gqa, kStaticBudget);
-    if (params.m_blocks >= kManyTiles && params.heads_in_flight < heads) {
-      params.heads_in_flight *= std::max(most / params.heads_in_flight, 1);
-    }
-    // K and V of wide heads fill the L2 cache soon.
-    const int few = spec.is<Sm90WideForward>() && problem.causal
-                        ? heads_of_spread_places(std::int64_t{params.m_blocks} * splits, heads, most, multiprocessors)
-                        : 0;
-    if (few > 0) params.heads_in_flight = few;
-  } else {
-    params.heads_in_flight = heads_in_l2(problem, params, spec.pack_gqa, kL2Budget);
-  }
+  params.heads_in_flight = heads_in_flight(problem, spec, params, heads, multiprocessors);
   if (problem.ragged()) params.sequences = sequence_params(problem, packed.sequences);
   if (problem.dropout) params.dropout = placed_dropout(problem, packed.dropout);
   if (problem.paged()) {

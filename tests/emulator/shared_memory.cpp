@@ -1,6 +1,7 @@
 #include "emulator/shared_memory.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 namespace emulator {
@@ -44,8 +45,11 @@ bool Observer::knows(const Reader& read) const {
   if (read.tick == Reader::kInFlight) return false;
   if (read.kind == Reader::cluster_copy) return known != nullptr && known->at(first_barrier + read.who) >= read.tick;
   if (read.tick < floor || (read.who == warp && read.tick < warp_floor)) return true;
-  for (int i = 0; i < 32; ++i) {
-    if ((read.lanes >> i & 1) != 0 && !knows_thread(32 * read.who + i, read.tick)) return false;
+  const int first = 32 * read.who;
+  for (std::uint32_t lanes = read.lanes; lanes != 0; lanes &= lanes - 1) {
+    const int other = first + std::countr_zero(lanes);
+    if (other == thread) continue;
+    if (known == nullptr || known->at(static_cast<std::size_t>(other)) < read.tick) return false;
   }
   return true;
 }
@@ -188,7 +192,14 @@ Conflict SharedMemory::read(std::uint32_t address, std::uint32_t bytes, const Ob
     }
   }
   Cell* cells = split(offset / kPiece) + offset % kPiece;
+  Cell before;
   for (std::uint32_t i = 0; i < bytes; ++i) {
+    // Most are like the byte in front, and become like it.
+    if (i > 0 && cells[i].others == 0 && cells[i - 1].others == 0 && cells[i] == before) {
+      cells[i] = cells[i - 1];
+      continue;
+    }
+    before = cells[i];
     if (const Conflict conflict = check_read(cells[i], observer)) return conflict;
     note_read(cells[i], observer, reader);
   }
@@ -222,14 +233,11 @@ Conflict SharedMemory::check(std::uint32_t address, const Observer& observer, St
   if (!inside(address, kPiece)) return {Conflict::out_of_bounds, {}, {}};
   const std::uint32_t offset = address - base_;
   const Piece& piece = pieces_[offset / kPiece];
-  if (!piece.split) {
-    if (piece.cell.write == last && last.kind != Stamp::nobody) return {};
-    if (const Conflict conflict = check_read(piece.cell, observer)) return conflict;
-    last = piece.cell.write;
-    return {};
-  }
-  for (std::uint32_t i = 0; i < kPiece; ++i) {
-    if (const Conflict conflict = check_read(cells_[offset + i], observer)) return conflict;
+  const Cell* const cells = piece.split ? cells_.data() + offset : &piece.cell;
+  for (std::uint32_t i = 0; i < (piece.split ? kPiece : 1); ++i) {
+    if (cells[i].write == last && last.kind != Stamp::nobody) continue;
+    if (const Conflict conflict = check_read(cells[i], observer)) return conflict;
+    last = cells[i].write;
   }
   return {};
 }

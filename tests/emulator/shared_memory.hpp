@@ -141,6 +141,8 @@ class SharedMemory {
     Stamp write;
     Reader read;
     std::uint32_t others = 0;  // of readers: 1 + an index into `sets_`, else 0
+
+    friend bool operator==(const Cell&, const Cell&) = default;
   };
   struct Piece {
     Cell cell;                    // of all bytes, unless split

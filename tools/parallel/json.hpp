@@ -26,7 +26,6 @@ class Json {
     std::snprintf(text, sizeof text, "%.6g", number);
     return add(name, std::isfinite(number) ? text : "null");
   }
-  Json& set_null(std::string_view name) { return add(name, "null"); }
   std::string text() const { return "{" + members_ + "}"; }
 
  private:
