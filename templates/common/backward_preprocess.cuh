@@ -13,6 +13,19 @@
 
 namespace fa::kernel {
 
+/// The block's rows of the accumulator of dQ, and their counters.
+template <int kThreads, int kHeadDimQk>
+FA_DEVICE void clear_sums(const BackwardParams& params, int thread) {
+  if (params.dq_accum != nullptr) {
+    constexpr int kChunks = kRowGroup * kHeadDimQk / 4;
+    float* accum = params.dq_accum + static_cast<int64_t>(ptx::block_index()) * (kRowGroup * kHeadDimQk);
+    for (int i = thread; i < kChunks; i += kThreads) ptx::st_global_chunk(accum + 4 * i, Chunk{});
+  }
+  if (params.dq_turns != nullptr && thread < kTurnsPerGroup) {
+    ptx::st_global(params.dq_turns + static_cast<int64_t>(ptx::block_index()) * kTurnsPerGroup + thread, int32_t{0});
+  }
+}
+
 /// The row statistics that the backward kernels read, and a zeroed accumulator of dQ with its counters. A block takes
 /// one group of 16 rows.
 ///
@@ -68,14 +81,7 @@ FA_DEVICE void backward_preprocess(const BackwardParams& params) {
     }
   }
 
-  if (params.dq_accum != nullptr) {
-    constexpr int kChunks = kRowGroup * Config::kHeadDimQk / 4;
-    float* accum = params.dq_accum + static_cast<int64_t>(ptx::block_index()) * (kRowGroup * Config::kHeadDimQk);
-    for (int i = thread; i < kChunks; i += kThreads) ptx::st_global_chunk(accum + 4 * i, Chunk{});
-  }
-  if (params.dq_turns != nullptr && thread < kTurnsPerGroup) {
-    ptx::st_global(params.dq_turns + static_cast<int64_t>(ptx::block_index()) * kTurnsPerGroup + thread, int32_t{0});
-  }
+  clear_sums<kThreads, Config::kHeadDimQk>(params, thread);
 
   FA_UNROLL
   for (int round = 0; round < kRounds; ++round) {
