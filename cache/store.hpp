@@ -198,7 +198,7 @@ struct Garbage {
 Collected collect_garbage(const std::filesystem::path& directory, const Garbage& garbage);
 
 /// FA_CACHE_DIR, else XDG_CACHE_HOME/fa, else HOME/.cache/fa; empty (memory only) when none is an absolute path, with
-/// the reason in `*problem`. A path that is not absolute is passed over, and `*problem` says so.
+/// the reason in `*problem`. A path that is not absolute is skipped, and `*problem` says so.
 std::filesystem::path default_directory(std::string* problem = nullptr);
 
 }  // namespace fa::cache

@@ -58,7 +58,7 @@ int sm90_forward_tile_m(const Problem& problem, const Fixed& fixed, const Choice
 int sm90_forward_warps(const KernelSpec& spec) noexcept;
 
 /// Whether a warpgroup's last row may see fewer KV tiles than the last row of the tile, by causality alone. The others
-/// learn from its turns that it passes over one.
+/// learn from its turns that it skips one.
 bool sm90_forward_own_ends(const KernelSpec& spec) noexcept;
 
 /// Whether a third or a quarter of a tile's rows may see none of a KV tile's keys, by causality alone.

@@ -80,7 +80,7 @@ struct EmbeddedTable {
 };
 std::span<const EmbeddedTable> embedded_tables();
 
-/// Read once a process. What cannot be read is passed over with a debug message.
+/// Read once a process. What cannot be read is skipped with a debug message.
 const std::vector<Table>& shipped_tables();
 
 /// The readable ones among `tables`, which shipped_tables takes from the library.

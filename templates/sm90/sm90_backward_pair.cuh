@@ -42,7 +42,7 @@ namespace fa::sm90 {
 /// and the first product go ahead.
 ///
 /// With kOrderedDq that thread adds behind the key tile in front of its own (sm90_backward.cuh), each block its
-/// columns. While the turn has not come, dS is given back and the next step's dQ computed: a block gets more than a
+/// columns. While the turn has not come, dS is released and the next step's dQ computed: a block gets more than a
 /// step ahead of its additions before anything waits for them.
 ///
 /// It is one file, however long: what a warpgroup waits for is what another of these tasks does.

@@ -138,7 +138,7 @@ std::vector<PlanOptions> problems_of(const PackOptions& options) {
   return problems;
 }
 
-/// What a program may look for: the chosen kernels, and those it passes over because they spill.
+/// What a program may look for: the chosen kernels, and those it skips because they spill.
 std::vector<cache::Entry> entries_of(const std::vector<Job>& jobs) {
   std::vector<cache::Entry> entries;
   for (const Job& job : jobs) {

@@ -10,7 +10,7 @@ struct Sm90Forward {
   int q_buffers = 0;            ///< query tiles in flight
   int softmax_chunks = 1;       ///< pieces of a KV tile that the softmax works on one after the other
   bool take_turns = false;      ///< the warpgroups feed the tensor cores one after the other
-  bool skips_hidden = false;    ///< warps pass over pieces of a tile that causality hides from them
+  bool skips_hidden = false;    ///< warps skip pieces of a tile that causality hides from them
   bool own_ends = false;        ///< each warpgroup's KV tiles end at its own last row
   bool dynamic = false;         ///< blocks take query tiles from a counter in the workspace
   bool affine_product = false;  ///< the product S adds what an affine score function grows by

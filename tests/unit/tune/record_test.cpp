@@ -136,7 +136,7 @@ TEST(TuneTable, WhatCannotBeReadIsPassedOverWithADebugMessage) {
   EXPECT_NE(messages[1].find("broken.json"), std::string::npos);
 }
 
-/// Calls would pass over a row that says anything else, and nobody would see more than a debug message.
+/// Calls would skip a row that says anything else, and nobody would see more than a debug message.
 TEST(TuneTable, EveryRowThatTheLibraryCarriesIsUsed) {
   EXPECT_EQ(shipped_tables().size(), embedded_tables().size());
   for (const EmbeddedTable& embedded : embedded_tables()) {
