@@ -33,10 +33,6 @@ std::int32_t wrap(std::int64_t value) {
   return static_cast<std::int32_t>(static_cast<std::uint32_t>(static_cast<std::uint64_t>(value)));
 }
 
-std::int64_t floor_divide(std::int64_t a, std::int64_t b) {
-  return a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0);
-}
-
 /// As the GPU converts: NaN is 0, what is out of range becomes the nearest.
 std::int32_t truncate(double x) {
   if (std::isnan(x)) return 0;

@@ -116,6 +116,11 @@ struct Value {
   double real = 0;
 };
 
+/// Rounds down, as floor_div of functions does.
+constexpr std::int64_t floor_divide(std::int64_t a, std::int64_t b) {
+  return a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0);
+}
+
 /// One operation other than input, load and constant, on the values of its operands. Integers wrap.
 Value apply(Op op, Type operand_type, std::span<const Value> operands);
 

@@ -28,10 +28,6 @@ Range hull(std::initializer_list<std::int64_t> values) {
   return Range{std::min(values), std::max(values)}.wrapped();
 }
 
-std::int64_t floor_divide(std::int64_t a, std::int64_t b) {
-  return a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0);
-}
-
 Range quotient(Op op, const Range& a, const Range& b) {
   if (b.low <= 0) return {};
   const auto divide = [op](std::int64_t x, std::int64_t y) { return op == Op::divide ? x / y : floor_divide(x, y); };

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "plan/early_start.hpp"
+#include "plan/rounding.hpp"
 #include "support/text.hpp"
 
 namespace fa::plan {
@@ -17,10 +18,6 @@ constexpr int kMostBlocks = 3;  // of a multiprocessor
 constexpr int kFewerBlocks = 2;
 constexpr int kHeadsOfThread = 4;
 constexpr std::int64_t kMaxItems = std::int64_t{1} << 30;  // of a token
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
 
 /// Pieces of 16 bytes of a row of q or k, of which two that make pairs count once.
 std::int64_t pieces_of_row(const AppendProblem& problem) {
@@ -94,10 +91,9 @@ void set_places(const AppendInputs& inputs, kernel::AppendParams& params) noexce
 
 namespace {
 
-KernelSpec stored_spec(const AppendProblem& problem) {
+/// What kernels of both kinds have.
+KernelSpec spec_for(const AppendProblem& problem) {
   KernelSpec spec;
-  spec.own = AppendStored{problem.rotary_dims, problem.interleaved, problem.table,
-                          problem.k_storage,   problem.v_storage,   problem.scales_given};
   spec.arch = problem.arch;
   spec.dtype = problem.dtype;
   spec.d_qk = problem.d_qk;
@@ -105,6 +101,13 @@ KernelSpec stored_spec(const AppendProblem& problem) {
   spec.aligned = problem.aligned;
   spec.page_size = problem.page_size;
   spec.warps = kAppendWarps;
+  return spec;
+}
+
+KernelSpec stored_spec(const AppendProblem& problem) {
+  KernelSpec spec = spec_for(problem);
+  spec.own = AppendStored{problem.rotary_dims, problem.interleaved, problem.table,
+                          problem.k_storage,   problem.v_storage,   problem.scales_given};
   return spec;
 }
 
@@ -129,15 +132,8 @@ void set_scales(const AppendInputs& inputs, kernel::AppendStoredParams& params) 
 Alternatives append_specs(const AppendProblem& problem) {
   check_dtype(problem.arch, problem.dtype);
   if (problem.stored()) return {stored_spec(problem)};
-  KernelSpec spec;
+  KernelSpec spec = spec_for(problem);
   spec.own = Append{problem.rotary_dims, problem.interleaved, problem.table};
-  spec.arch = problem.arch;
-  spec.dtype = problem.dtype;
-  spec.d_qk = problem.d_qk;
-  spec.d_v = problem.d_v;
-  spec.aligned = problem.aligned;
-  spec.page_size = problem.page_size;
-  spec.warps = kAppendWarps;
   spec.min_blocks = kMostBlocks;
   Alternatives specs{spec};
   spec.min_blocks = kFewerBlocks;

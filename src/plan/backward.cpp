@@ -10,6 +10,7 @@
 #include "plan/catalogue.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
+#include "plan/rounding.hpp"
 #include "plan/sm80_backward.hpp"
 
 namespace fa::plan {
@@ -22,10 +23,6 @@ constexpr int kSinkWarps = 8;
 constexpr std::int64_t kKeysPerBlock = 128;
 constexpr std::int64_t kRowsPerSplit = 512;
 constexpr std::int64_t kMaxSplits = 64;
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
 
 /// A small kernel around the main one.
 template <class Which>

@@ -8,6 +8,7 @@
 
 #include "plan/catalogue.hpp"
 #include "plan/mask_tiles.hpp"
+#include "plan/rounding.hpp"
 #include "plan/sm90_forward.hpp"
 
 namespace fa::plan {
@@ -19,10 +20,6 @@ constexpr double kLog2e = 1.4426950408889634;
 constexpr std::int64_t kL2Budget = std::int64_t{20} << 20;
 constexpr std::int64_t kMultiprocessors = 132;  // of a Hopper GPU
 constexpr int kLongTile = 32;                   // steps of all query heads, measured on an H100
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
 
 /// Query heads of a KV head.
 std::int64_t group_of(const Problem& problem) noexcept {

@@ -10,6 +10,7 @@
 #include "plan/column_sums.hpp"
 #include "plan/early_start.hpp"
 #include "plan/mask_tiles.hpp"
+#include "plan/rounding.hpp"
 #include "plan/schedule.hpp"
 #include "support/text.hpp"
 
@@ -19,10 +20,6 @@ namespace {
 constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
 // Persistent kernels count tiles in an int, up to a round past the last one.
 constexpr std::int64_t kMaxTiles = (std::int64_t{1} << 31) - 65536;
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
 
 /// Makes `object` anew, in its place.
 template <class T, class Make>

@@ -5,6 +5,7 @@
 #include <common/forward_params.cuh>
 
 #include "plan/forward_launch.hpp"
+#include "plan/rounding.hpp"
 
 namespace fa::plan {
 namespace {
@@ -12,10 +13,6 @@ namespace {
 // Thread blocks that fill any GPU so far, two a multiprocessor.
 constexpr std::int64_t kEnoughBlocks = 384;
 constexpr std::int64_t kLanes = 4;  // that share a row
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
 
 }  // namespace
 

@@ -8,6 +8,7 @@
 #include "plan/catalogue.hpp"
 #include "plan/fixed_splits.hpp"
 #include "plan/mask_tiles.hpp"
+#include "plan/rounding.hpp"
 #include "plan/schedule.hpp"
 #include "plan/sm90_forward.hpp"
 #include "plan/sm90_wide_forward.hpp"
@@ -24,10 +25,6 @@ constexpr std::int64_t kStaticBudget = std::int64_t{36} << 20;
 constexpr int kFewestHeads = 8;
 constexpr int kManyTiles = 6;
 constexpr std::uint32_t kWarpRows = 16;  // of O, stored at once
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
 
 void set_strides(const TensorView& view, std::int64_t& b, std::int64_t& h, std::int64_t& s) {
   b = view.strides[0];

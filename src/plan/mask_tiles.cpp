@@ -5,6 +5,8 @@
 #include <string_view>
 #include <utility>
 
+#include "plan/rounding.hpp"
+
 namespace fa::plan {
 namespace {
 
@@ -12,10 +14,6 @@ constexpr int kWarps = 32;
 constexpr std::int64_t kHeader = 3;  // numbers before the entries of a list
 constexpr std::size_t kAlignment = 256;
 constexpr std::int64_t kMostNumbers = std::int64_t{1} << 58;  // 2^60 bytes, which no memory has
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
 
 /// How many lists there are, and how many tiles each is about.
 struct Lists {

@@ -4,6 +4,7 @@
 
 #include "plan/forward_launch.hpp"
 #include "plan/mask_tiles.hpp"
+#include "plan/rounding.hpp"
 #include "plan/variant_launch.hpp"
 
 namespace fa::plan {
@@ -13,10 +14,6 @@ constexpr int kScheduleWarps = 32;
 constexpr std::int64_t kScheduleThreads = 32 * kScheduleWarps;
 // Up to here one block takes less time than others do to tell it that they have finished.
 constexpr std::int64_t kSlotsOfOneBlock = 2 * kScheduleThreads;
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
 
 std::int64_t rows_each(const Problem& problem, const KernelSpec& attention) noexcept {
   return heads_of_a_tile(attention, problem.h_q / problem.h_kv, problem.s_q);

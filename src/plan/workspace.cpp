@@ -9,16 +9,13 @@
 #include "plan/catalogue.hpp"
 #include "plan/forward_launch.hpp"
 #include "plan/mask_tiles.hpp"
+#include "plan/rounding.hpp"
 #include "plan/schedule.hpp"
 
 namespace fa::plan {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
 
 std::size_t bytes_of(std::int64_t words) noexcept {
   return static_cast<std::size_t>(words) * sizeof(float);

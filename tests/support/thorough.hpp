@@ -1,4 +1,5 @@
-#pragma once
+#ifndef FA_TESTS_SUPPORT_THOROUGH_HPP_
+#define FA_TESTS_SUPPORT_THOROUGH_HPP_
 
 #include <array>
 #include <bit>
@@ -46,3 +47,5 @@ inline bool tries_watched(std::size_t index) {
 }
 
 }  // namespace fa::test
+
+#endif  // FA_TESTS_SUPPORT_THOROUGH_HPP_
