@@ -356,7 +356,8 @@ TEST_F(Int8Forward, SmoothedCodesAreMoreExactThanEightBitFloats) {
       RecordProperty("fp8_" + name, std::to_string(fp8.o));
       RecordProperty("int8_" + name, std::to_string(int8.o));
       EXPECT_LT(int8.o, fp8.o) << name;
-      EXPECT_LT(int8.lse, (kind == 1 ? 1.5 : 1) * fp8.lse) << name;  // an outlier makes the step of its row's codes long
+      EXPECT_LT(int8.lse, (kind == 1 ? 1.5 : 1) * fp8.lse)
+          << name;  // an outlier makes the step of its row's codes long
     }
   }
 }
