@@ -28,6 +28,10 @@ double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
+bool is_debug(const cache::Entry& entry) {
+  return entry.key.spec.find(" debug=1") != std::string::npos;
+}
+
 /// Calls of on_compile that this thread is in.
 thread_local int t_telling = 0;
 
@@ -310,7 +314,7 @@ std::shared_ptr<const driver::LoadedKernel> load_kernel(const ChosenKernel& chos
     auto& slot = registry().kernels[id];
     if (slot == nullptr) {
       slot = std::make_shared<const driver::LoadedKernel>(entry.cubin, entry.kernel_name, plan::shared_bytes(spec),
-                                                          device.context());
+                                                          device.context(), is_debug(entry));
     }
     kernel = slot;
   }

@@ -73,10 +73,16 @@ void DeviceInspection::inspect(const Call& call, const VariantCall& variant, con
   inspection.report(result, plan::found_element(result.scanned, *first));
 }
 
+std::shared_ptr<const driver::LoadedKernel> DeviceInspection::scanner() const {
+  const std::lock_guard lock(mutex_);
+  if (scanner_ == nullptr) scanner_ = load(plan::scan_results_spec(context_.info().arch), config_, context_, *store_);
+  return scanner_;
+}
+
 std::vector<std::uint64_t> DeviceInspection::scan(const std::vector<InspectedResult>& results, Stream stream) const {
   if (results.empty()) return {};
   const plan::KernelSpec spec = plan::scan_results_spec(context_.info().arch);
-  const std::shared_ptr<const driver::LoadedKernel> kernel = load(spec, config_, context_, *store_);
+  const std::shared_ptr<const driver::LoadedKernel> kernel = scanner();
   std::vector<plan::ScannedResult> scanned;
   for (const InspectedResult& result : results) scanned.push_back(result.scanned);
   std::vector<std::uint64_t> found(results.size(), kNothing);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -103,6 +104,7 @@ class DeviceInspection {
                Stream stream) const;
   /// Where in which results something is broken: kernel::kMostResults places.
   std::vector<std::uint64_t> scan(const std::vector<InspectedResult>& results, Stream stream) const;
+  std::shared_ptr<const driver::LoadedKernel> scanner() const;
 
   const AttentionConfig& config_;
   const Functions& functions_;
@@ -110,6 +112,8 @@ class DeviceInspection {
   const driver::ContextRef& context_;
   std::shared_ptr<cache::Store> store_;
   HostAttention host_;
+  mutable std::mutex mutex_;
+  mutable std::shared_ptr<const driver::LoadedKernel> scanner_;  ///< of the first call that wanted it
 };
 
 }  // namespace fa::api

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <utility>
 
+#include "driver/debug_report.hpp"
 #include "support/dynamic_library.hpp"
 #include "support/log.hpp"
 #include "support/platform.hpp"
@@ -177,8 +178,13 @@ void check(CUresult result, const char* call) {
   const std::string named =
       name != nullptr ? std::string(name) : fmt::format("CUDA error {}", static_cast<int>(result));
   const ErrorCode code = result == CUDA_ERROR_OUT_OF_MEMORY ? ErrorCode::out_of_memory : ErrorCode::cuda;
-  throw Error(code, fmt::format("{} failed with {}: {}", call, named, text != nullptr ? text : "unknown error"),
-              {{"call", call}, {"result", named}});
+  std::string message = fmt::format("{} failed with {}: {}", call, named, text != nullptr ? text : "unknown error");
+  std::vector<ErrorField> fields{{"call", call}, {"result", named}};
+  if (const std::string stopped = take_debug_report(); !stopped.empty()) {
+    message.append("; a debug kernel has stopped: ").append(stopped);
+    fields.push_back({"stopped", stopped});
+  }
+  throw Error(code, message, std::move(fields));
 }
 
 DeviceInfo device_info(int ordinal) {

@@ -32,7 +32,7 @@ struct Api {
 const Api& api();
 
 /// Throws fa::Error naming the call, CUDA_ERROR_… and its text, unless `result` is CUDA_SUCCESS: out_of_memory for that
-/// result, else cuda; fields: call, result.
+/// result, else cuda; fields: call, result, and stopped with what a debug kernel has said.
 void check(CUresult result, const char* call);
 
 /// Facts of one GPU.
@@ -98,8 +98,10 @@ class RelaxedCapture {
 class LoadedKernel {
  public:
   /// Loads verified bytes. Sets the dynamic shared memory limit for `context`'s device and forces the code onto it, so
-  /// that no later launch synchronises. Safe while another thread captures a stream.
-  LoadedKernel(const std::vector<std::byte>& cubin, const std::string& name, int dynamic_shared, CUcontext context);
+  /// that no later launch synchronises. Safe while another thread captures a stream. What a `debug` kernel says when it
+  /// stops is heard.
+  LoadedKernel(const std::vector<std::byte>& cubin, const std::string& name, int dynamic_shared, CUcontext context,
+               bool debug = false);
   ~LoadedKernel();
   LoadedKernel(const LoadedKernel&) = delete;
   LoadedKernel& operator=(const LoadedKernel&) = delete;

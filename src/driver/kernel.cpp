@@ -1,6 +1,7 @@
 #include <fa/error.hpp>
 #include <utility>
 
+#include "driver/debug_report.hpp"
 #include "driver/driver.hpp"
 #include "support/log.hpp"
 
@@ -48,7 +49,7 @@ RelaxedCapture::~RelaxedCapture() {
 }
 
 LoadedKernel::LoadedKernel(const std::vector<std::byte>& cubin, const std::string& name, int dynamic_shared,
-                           CUcontext context) {
+                           CUcontext context, bool debug) {
   const ContextScope scope(context);
   const RelaxedCapture relaxed;
   CUdevice device = 0;
@@ -66,6 +67,7 @@ LoadedKernel::LoadedKernel(const std::vector<std::byte>& cubin, const std::strin
           "cuKernelSetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES)");
   }
   force_load(kernel);
+  if (debug) listen_to(library);
   library_ = guard.release();
   function_ = reinterpret_cast<CUfunction>(kernel);  // launches in the context of the stream, by the driver's contract
 }

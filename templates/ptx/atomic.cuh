@@ -43,14 +43,14 @@ FA_DEVICE void await_flag_global(const uint64_t* address, uint64_t value) {
   while (!test_flag_global(address, value)) continue;
 }
 #ifdef FA_DEBUG_KERNELS
-FA_DEVICE void await_flag_global_named(const char* what, const char* file, int line, const uint64_t* address,
-                                       uint64_t value) {
-  const uint64_t start = global_nanoseconds();
+FA_DEVICE void await_flag_global_or_stop(const char* text, const uint64_t* address, uint64_t value) {
+  const uint32_t start = global_nanoseconds();
   while (!test_flag_global(address, value)) {
-    if (global_nanoseconds() - start > kDebugPatience) debug_stop("a flag is never raised", what, file, line);
+    if (global_nanoseconds() - start > kDebugPatience) debug_stop(text);
   }
 }
-#define await_flag_global(...) await_flag_global_named(#__VA_ARGS__, __FILE__, __LINE__, __VA_ARGS__)
+#define await_flag_global(...) \
+  await_flag_global_or_stop(FA_UNFINISHED("a flag is never raised", #__VA_ARGS__), __VA_ARGS__)
 #endif
 
 }  // namespace fa::ptx

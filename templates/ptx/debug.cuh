@@ -1,52 +1,84 @@
 #ifndef FA_TEMPLATES_PTX_DEBUG_CUH_
 #define FA_TEMPLATES_PTX_DEBUG_CUH_
 
+#include <common/debug_report.cuh>
 #include <common/types.cuh>
 #include <ptx/language.cuh>
 
 // What debug kernels check: those whose unit defines FA_DEBUG_KERNELS. Others have no trace of it.
 #ifdef FA_DEBUG_KERNELS
 
+extern "C" {
+/// Where the host reads what is wrong: set when the kernel is loaded, in that context alone.
+__device__ fa::kernel::DebugReport* fa_debug_report = nullptr;
+/// Whether a thread says it already.
+__device__ fa::uint32_t fa_debug_stopped = 0;
+}
+
 namespace fa::ptx {
 
 /// Nanoseconds that nothing waits for in a kernel that works.
-constexpr uint64_t kDebugPatience = 2'000'000'000;
+constexpr uint32_t kDebugPatience = 2'000'000'000;
 
-FA_DEVICE uint64_t global_nanoseconds() {
-  uint64_t value;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
+/// Modulo 2^32, which is 4.3 seconds.
+FA_DEVICE uint32_t global_nanoseconds() {
+  uint32_t value;
+  asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(value));
   return value;
 }
 
-/// Says what is wrong, and where, and ends the kernel with an error.
-static __device__ __noinline__ void debug_stop(const char* problem, const char* what, const char* file, int line) {
-#if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ < 8 && __CUDA_ARCH__ >= 900
-  // Whose ptxas refuses a few Hopper kernels that call printf: no words.
-#else
+FA_DEVICE void debug_report(const char* text) {
+  volatile kernel::DebugReport* const report = *const_cast<kernel::DebugReport* volatile*>(&fa_debug_report);
+  if (report == nullptr) return;
   uint32_t block, thread;
   asm volatile("mov.u32 %0, %%ctaid.x;\nmov.u32 %1, %%tid.x;" : "=r"(block), "=r"(thread));
-  printf("fa: %s: %s, at %s:%d, block %u, thread %u\n", problem, what, file, line, block, thread);
-#endif
-  asm volatile("trap;");
+  report->block = block;
+  report->thread = thread;
+  constexpr int kLast = static_cast<int>(sizeof report->text) - 1;
+  int length = 0;
+  _Pragma("unroll 1") for (; length < kLast && text[length] != 0; ++length) report->text[length] = text[length];
+  report->text[length] = 0;
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+  report->written = 1;
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 
-/// Of dynamic shared memory, which starts at `base`: what lies before it is not the caller's.
-FA_DEVICE void check_shared(uint32_t address, uint32_t base, int bytes, const char* what) {
+/// Says what is wrong, and where, and ends the kernel with an error. Always inlined, and nothing follows: with a call
+/// ptxas waits for each product of wgmma and leaves setmaxnreg out, and keeps all registers for what would follow.
+FA_DEVICE void debug_stop(const char* text) {
+  uint32_t stopped;
+  asm volatile("atom.global.exch.b32 %0, [%1], 1;"
+               : "=r"(stopped)
+               : "l"(__cvta_generic_to_global(&fa_debug_stopped))
+               : "memory");
+  if (stopped == 0) {
+    debug_report(text);
+    asm volatile("trap;" ::: "memory");
+  }
+  asm volatile("{\nstopped:\nbra.uni stopped;\n}" ::: "memory");  // until the first thread's trap ends the kernel
+  __builtin_unreachable();
+}
+
+/// Where dynamic shared memory ends.
+FA_DEVICE uint32_t end_of_shared(uint32_t base) {
   uint32_t size;
-  asm volatile("mov.u32 %0, %%dynamic_smem_size;" : "=r"(size));
-  const bool outside = address >= base && address - base + static_cast<uint32_t>(bytes) > size;
-  if (outside || address % static_cast<uint32_t>(bytes) != 0) debug_stop("a wrong address", what, "shared memory", 0);
-}
-
-FA_DEVICE void check_global(const void* address, int bytes, const char* what) {
-  const auto bits = reinterpret_cast<size_t>(address);
-  if (bits == 0 || bits % static_cast<size_t>(bytes) != 0) debug_stop("a wrong address", what, "global memory", 0);
+  asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(size));
+  return base + size;
 }
 
 }  // namespace fa::ptx
 
-#define FA_CHECK_SHARED(address, bytes) check_shared(address, dynamic_shared(), bytes, __func__)
-#define FA_CHECK_GLOBAL(address, bytes) check_global(address, bytes, __func__)
+// Of dynamic shared memory: what lies before it is not the caller's.
+#define FA_CHECK_SHARED(address, bytes)                                                                      \
+  if ((address) % (bytes) != 0 || (address) > end_of_shared(dynamic_shared()) - (bytes)) {                   \
+    debug_stop("a wrong address in shared memory, of " #bytes " bytes, at " __FILE__ ":" FA_TEXT(__LINE__)); \
+  }
+#define FA_CHECK_GLOBAL(address, bytes)                                                                      \
+  if ((address) == nullptr || reinterpret_cast<size_t>(address) % (bytes) != 0) {                            \
+    debug_stop("a wrong address in global memory, of " #bytes " bytes, at " __FILE__ ":" FA_TEXT(__LINE__)); \
+  }
+#define FA_UNFINISHED(problem, wait) problem ": " wait ", at " __FILE__ ":" FA_TEXT(__LINE__)
+#define FA_TEXT(...) FA_STRINGIZE(__VA_ARGS__)
 
 #else
 

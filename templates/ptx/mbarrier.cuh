@@ -62,17 +62,34 @@ FA_DEVICE bool mbarrier_test(uint32_t barrier, uint32_t parity) {
 
 #ifdef FA_DEBUG_KERNELS
 
-/// mbarrier_wait of what is written as `what`, whose first part is the barrier's name: not for ever.
-FA_DEVICE void mbarrier_wait_named(const char* what, const char* file, int line, uint32_t barrier, uint32_t parity) {
-  const uint64_t start = global_nanoseconds();
-  while (!mbarrier_test(barrier, parity)) {
-    if (global_nanoseconds() - start > kDebugPatience) debug_stop("a barrier is never complete", what, file, line);
-  }
-  mbarrier_wait(barrier, parity);  // at once: it orders what comes behind it
+/// mbarrier.try_wait.parity: like mbarrier_test, but it waits for a while, and orders what comes behind it.
+FA_DEVICE bool mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
+  uint32_t complete;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}\n"
+      : "=r"(complete)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return complete != 0;
 }
 
-#define mbarrier_wait(...) mbarrier_wait_named(#__VA_ARGS__, __FILE__, __LINE__, __VA_ARGS__)
-#define mbarrier_wait_cluster(...) mbarrier_wait_named(#__VA_ARGS__, __FILE__, __LINE__, __VA_ARGS__)
+/// mbarrier_wait, not for ever: `text` says that it is not complete. The clock is read when the wait is long.
+FA_DEVICE void mbarrier_wait_or_stop(const char* text, uint32_t barrier, uint32_t parity) {
+  if (mbarrier_try_wait(barrier, parity)) return;
+  const uint32_t start = global_nanoseconds();
+  while (!mbarrier_try_wait(barrier, parity)) {
+    if (global_nanoseconds() - start > kDebugPatience) debug_stop(text);
+  }
+}
+
+// The text begins with the barrier's name.
+#define mbarrier_wait(...) \
+  mbarrier_wait_or_stop(FA_UNFINISHED("a barrier is never complete", #__VA_ARGS__), __VA_ARGS__)
+#define mbarrier_wait_cluster(...) mbarrier_wait(__VA_ARGS__)
 
 #endif  // FA_DEBUG_KERNELS
 

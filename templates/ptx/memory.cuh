@@ -156,13 +156,13 @@ FA_DEVICE void await_global(const int32_t* address, int32_t value) {
   while (!test_global(address, value)) continue;
 }
 #ifdef FA_DEBUG_KERNELS
-FA_DEVICE void await_global_named(const char* what, const char* file, int line, const int32_t* address, int32_t value) {
-  const uint64_t start = global_nanoseconds();
+FA_DEVICE void await_global_or_stop(const char* text, const int32_t* address, int32_t value) {
+  const uint32_t start = global_nanoseconds();
   while (!test_global(address, value)) {
-    if (global_nanoseconds() - start > kDebugPatience) debug_stop("a signal never comes", what, file, line);
+    if (global_nanoseconds() - start > kDebugPatience) debug_stop(text);
   }
 }
-#define await_global(...) await_global_named(#__VA_ARGS__, __FILE__, __LINE__, __VA_ARGS__)
+#define await_global(...) await_global_or_stop(FA_UNFINISHED("a signal never comes", #__VA_ARGS__), __VA_ARGS__)
 #endif
 
 /// atom.relaxed.gpu.add: what was there before.

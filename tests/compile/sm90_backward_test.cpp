@@ -132,8 +132,8 @@ TEST(Sm90BackwardCompile, UnwantedGradients) {
   expect_clean(plan_backward(ordered, {plan::Family::sm90}, true).main);
 }
 
-/// Debug kernels of every family of waits: they compile, whatever ptxas says of their speed, and print. Forward and
-/// backward in turn.
+/// Debug kernels of every family of waits: they compile, know what to say, and let every wgmma run in the background.
+/// Forward and backward in turn.
 TEST(DebugKernels, Compile) {
   std::vector<plan::KernelSpec> specs;
   std::size_t n = 0;
@@ -164,8 +164,12 @@ TEST(DebugKernels, Compile) {
     if (spec.own_parts()) {
       EXPECT_NE(text.find("a flag is never raised"), std::string_view::npos);
     }
+    EXPECT_NE(text.find("fa_debug_report"), std::string_view::npos);
     if (spec.family() != plan::Family::sm90) continue;
     EXPECT_NE(text.find("a barrier is never complete"), std::string_view::npos);
+    EXPECT_EQ(cubin.log.find("wgmma"), std::string::npos) << cubin.log;
+    EXPECT_EQ(cubin.log.find("setmaxnreg"), std::string::npos) << cubin.log;
+    EXPECT_LE(cubin.facts.local_bytes, 256);
   }
 }
 

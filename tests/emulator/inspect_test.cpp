@@ -140,7 +140,7 @@ class ScannedCall {
     HostTensor o(DType::bf16, 2, 3, 150, 24, fa::test::Layout::bhsd);
     o.set(1, 2, 149, 23, kNaN);
     o.set(1, 2, 70, 5, -kInfinity);
-    o.set(1, 2, 70, 6, kInfinity);
+    o.set(1, 2, 70, 14, kInfinity);
     add(o, Placement::padded, false, ((5 * 150) + 70) * 24 + 5);
     HostTensor lse(DType::f32, 2, 3, 150, 8, fa::test::Layout::bhsd);
     lse.set(0, 0, 3, 1, -kInfinity);
@@ -163,6 +163,15 @@ class ScannedCall {
     HostTensor early(DType::f32, 270, 1, 1, 8, fa::test::Layout::bhsd);
     early.set(3, 0, 0, 4, kInfinity);
     add(early, Placement::bhsd, false, 3 * 8 + 4);
+    HostTensor odd(DType::f16, 1, 2, 70, 12, fa::test::Layout::bhsd);  // rows of no whole pieces of 16 bytes
+    odd.set(0, 1, 66, 11, -kInfinity);
+    add(odd, Placement::bhsd, false, (70 + 66) * 12 + 11);
+    HostTensor unaligned(DType::bf16, 1, 1, 40, 16, fa::test::Layout::bhsd);
+    unaligned.set(0, 0, 31, 7, kNaN);
+    add(unaligned, Placement::bhsd, false, 31 * 16 + 7, false);
+    HostTensor long_rows(DType::f32, 1, 1, 61, 100, fa::test::Layout::bhsd);  // 1,525 pieces of a chunk
+    long_rows.set(0, 0, 60, 97, kNaN);
+    add(long_rows, Placement::bhsd, false, 60 * 100 + 97);
     HostTensor packed(DType::f16, 1, 2, 200, 8, fa::test::Layout::bshd);
     packed.set(0, 1, 0, 0, kNaN);    // of no sequence
     packed.set(0, 1, 199, 0, kNaN);  // likewise
@@ -197,8 +206,8 @@ class ScannedCall {
   const std::vector<ScannedResult>& results() const { return results_; }
 
  private:
-  void add(const HostTensor& tensor, Placement placement, bool minus, std::int64_t place) {
-    placed_ = place_input(memory_, "result", tensor, placement, true);
+  void add(const HostTensor& tensor, Placement placement, bool minus, std::int64_t place, bool aligned = true) {
+    placed_ = place_input(memory_, "result", tensor, placement, aligned);
     ScannedResult result;
     result.view = view_of(placed_, tensor);
     result.minus = minus;
@@ -223,7 +232,7 @@ TEST(ScannedResults, PlacesAreElements) {
   const auto element = [&](std::size_t i) {
     return fa::plan::found_element(call.results()[i], static_cast<std::uint64_t>(call.expected()[i]));
   };
-  const fa::plan::FoundElement of_o = element(0), packed = element(7);
+  const fa::plan::FoundElement of_o = element(0), packed = element(10);
   EXPECT_EQ(of_o.b, 1);
   EXPECT_EQ(of_o.h, 2);
   EXPECT_EQ(of_o.s, 70);

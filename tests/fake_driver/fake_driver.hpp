@@ -49,6 +49,9 @@ struct Handles {
 };
 using GetHandles = Handles& (*)();
 inline constexpr const char* kHandles = "fa_fake_driver_handles";
+/// What a debug kernel says when it stops, which the next wait for a stream meets once; empty: none stops.
+using Stop = std::string& (*)();
+inline constexpr const char* kStop = "fa_fake_driver_stop";
 using Capturing = std::atomic<bool>& (*)();
 inline constexpr const char* kCapturing = "fa_fake_driver_capturing";
 

@@ -35,6 +35,7 @@ class InspectLaunches : public LaunchesTest {
     const auto loaded = support::DynamicLibrary::open("libcuda.so.1", nullptr);
     contents_ = loaded.function<fake_driver::Contents>(fake_driver::kContents);
     capturing_ = loaded.function<fake_driver::Capturing>(fake_driver::kCapturing);
+    stop_ = loaded.function<fake_driver::Stop>(fake_driver::kStop);
     contents_().clear();
     config_.head_dim = kDim;
     config_.dtype = DType::f32;
@@ -90,6 +91,7 @@ class InspectLaunches : public LaunchesTest {
 
   fake_driver::Contents contents_ = nullptr;
   fake_driver::Capturing capturing_ = nullptr;
+  fake_driver::Stop stop_ = nullptr;
   std::vector<float> q_, k_, v_;
 };
 
@@ -103,6 +105,27 @@ TEST_F(InspectLaunches, OneKernelLooksAtAllResults) {
   config_.debug = false;
   EXPECT_FALSE(location(inputs()));
   EXPECT_EQ(names(), std::vector<std::string>{"fa_sm80_forward"});
+}
+
+/// What it says lies in the host's memory, and comes with the first error that the library meets.
+TEST_F(InspectLaunches, AKernelThatStopsIsHeard) {
+  const Attention attention = Attention::create(config_);
+  const ForwardInputs given = inputs();
+  attention.forward(given, outputs());
+  const std::string words = "a barrier is never complete: q_full(stage), 0, at sm90/sm90_producer.cuh:1";
+  for (int i = 0; i < 2; ++i) {
+    stop_() = words;
+    try {
+      attention.forward(given, outputs());
+      FAIL() << "nothing is thrown";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::cuda);
+      EXPECT_EQ(error.field("call"), "cuStreamSynchronize");
+      EXPECT_EQ(error.field("stopped"), words + ", block 3, thread 128");
+      EXPECT_NE(std::string(error.what()).find(error.field("stopped")), std::string::npos);
+    }
+  }
+  EXPECT_NO_THROW(attention.forward(given, outputs()));
 }
 
 TEST_F(InspectLaunches, CapturedCallsAreNotLookedAt) {

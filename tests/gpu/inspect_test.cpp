@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -11,7 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include "compile/compiler.hpp"
 #include "device_case.hpp"
+#include "driver/debug_report.hpp"
+#include "driver/driver.hpp"
+#include "render/templates.hpp"
 #include "support/statistics_case.hpp"
 
 namespace fa {
@@ -240,6 +246,64 @@ TEST_F(GpuInspectBackward, NamesWhatTheHostNames) {
   expect_same("lse", {});
   in.v.set(1, 1, 2, 1, kNaN);
   expect_same("v", {});
+}
+
+// ---- kernels that stop ----
+
+/// A debug kernel of one block, of 64 threads that do the same.
+render::Source stopping(const std::string& body) {
+  render::Source source{"fa_stops",
+                        "#define FA_DEBUG_KERNELS 1\n#include <ptx/mbarrier.cuh>\n#include <ptx/memory.cuh>\n"
+                        "using namespace fa::ptx;\n"
+                        "extern \"C\" __global__ void fa_stops(int number) {\n" +
+                            body + "\n}\n",
+                        {}};
+  for (const render::Header* const header : render::templates().included_by(source.unit).headers) {
+    source.headers.push_back(*header);
+  }
+  return source;
+}
+
+/// Whether the wait for it says `words`. Costs the context.
+bool says(const std::string& body, const std::string& words) {
+  const driver::ContextRef context = driver::ContextRef::acquire(Device::current());
+  const driver::ContextScope scope(context.context());
+  const compile::Cubin cubin = compile::compile(stopping(body), context.info().arch);
+  const driver::LoadedKernel kernel(cubin.bytes, "fa_stops", 1024, context.context(), true);
+  int number = 2;
+  driver::launch(kernel.function(), 1, 64, 1024, nullptr, &number);
+  try {
+    driver::check(driver::api().cuStreamSynchronize(nullptr), "cuStreamSynchronize");
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return std::string(error.field("stopped")).find(words) == 0 && driver::take_debug_report().empty();
+  }
+  return false;
+}
+
+class GpuDebugStopDeathTest : public test::GpuTest {
+ protected:
+  static void expect(const std::string& body, const std::string& words) {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    EXPECT_EXIT(_Exit(says(body, words) ? 0 : 1), testing::ExitedWithCode(0), "");
+  }
+};
+
+TEST_F(GpuDebugStopDeathTest, AWaitWithoutAnEnd) {
+  if (driver::ContextRef::acquire(Device::current()).info().arch.major < 9) GTEST_SKIP() << "no mbarrier.try_wait";
+  expect(
+      "const fa::uint32_t never = dynamic_shared();\n"
+      "if (threadIdx.x == 0) mbarrier_init(never, 100);\n"
+      "__syncthreads();\n"
+      "mbarrier_wait(never, 0);",
+      "a barrier is never complete: never, 0, at ");
+}
+
+TEST_F(GpuDebugStopDeathTest, WrongAddresses) {
+  expect("st_shared_b32(dynamic_shared() + number, 1);", "a wrong address in shared memory, of 4 bytes, at ptx/memory");
+  expect("st_shared_b32(dynamic_shared() + 1024 * number, 1);", "a wrong address in shared memory, of 4 bytes");
+  expect("st_global_chunk(reinterpret_cast<void*>(size_t(8) * number + 1), {});",
+         "a wrong address in global memory, of 16 bytes");
 }
 
 }  // namespace
