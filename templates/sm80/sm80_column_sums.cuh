@@ -16,9 +16,11 @@
 
 namespace fa::sm80 {
 
-/// The forward whose scores these are: one buffer of K, and no V.
+/// The forward whose scores these are: one buffer of K, and no V. Its KV tiles are parts of a thread block's keys, so
+/// that the scores of one fit in the registers.
 template <class Config>
 struct ForwardOfSums : Config {
+  static constexpr int kTileN = Config::kTileN < 64 ? Config::kTileN : 64;
   static constexpr int kHeadDimV = 8;
   static constexpr int kStages = 1;
   static constexpr int kLoopBodies = 1;
@@ -33,7 +35,10 @@ struct ForwardOfSums : Config {
 /// its own rows of Q in two buffers, copies them itself, and waits for no other warp. What the warps have summed is
 /// added in their order.
 ///
-/// In shared memory: Q [tile_m, d_qk], K [tile_n, d_qk], and Q of the next step.
+/// Each block reads all rows that see its keys, so that the L2 cache gives as many bytes as there are key tiles: of 128
+/// keys it is half of 64. A step multiplies the rows with one part of 64 keys after the other.
+///
+/// In shared memory: Q [tile_m, d_qk], K [tile_n, d_qk] by parts, and Q of the next step.
 ///
 /// Of the launch parameters `m_blocks` counts the key tiles of a head, of packed batches the slots; `heads` is of the
 /// sums, each of which is over `splits` query heads.
@@ -47,16 +52,21 @@ struct ColumnSums {
   using KTile = typename Scores::KTile;
   using QWarpTile = typename Scores::QWarpTile;
   static constexpr int kTileM = Scores::kTileM;
-  static constexpr int kTileN = Scores::kTileN;
+  static constexpr int kPartKeys = Scores::kTileN;
+  static constexpr int kParts = Config::kTileN / kPartKeys;
+  static constexpr int kTileN = kParts * kPartKeys;
   static constexpr int kHeadDimQk = Scores::kHeadDimQk;
   static constexpr int kMTiles = Scores::kMTiles;
   static constexpr int kNTiles = Scores::kNTiles;
   static constexpr bool kVarlen = Scores::kVarlen;
-  static constexpr int kNextQ = Scores::kQBytes + KTile::kBytes;
+  static constexpr int kNextQ = Scores::kQBytes + kParts * KTile::kBytes;
   static constexpr int kSharedBytes = kNextQ + Scores::kQBytes;
   static constexpr int kThreads = Scores::kThreads;
+  static_assert(kTileN == Config::kTileN, "a block's keys are whole parts");
   static_assert(Scores::kWarpsN == 1 && !Scores::kStatistics, "warps have their own rows");
   static_assert(Config::kWarps * kTileN * static_cast<int>(sizeof(float)) <= Scores::kQBytes, "sums fit where Q was");
+
+  using Sums = float[kParts][kNTiles][2];  // of a thread's columns
 
   struct Tile {
     int block;
@@ -96,14 +106,14 @@ struct ColumnSums {
     const int end = minimum(rows_end<Variant>(params, lengths, last_key), lengths.s_q);
     first_block = begin / kTileM;
     if (end > begin) blocks = ceil_div(end, kTileM) - first_block;
-    float sums[kNTiles][2] = {};  // of this thread's columns
+    Sums sums = {};
     const int steps = blocks * params.splits;
     if (steps > 0) walk(steps, sums);
     ptx::sync_threads();  // all have left Q, whose place the sums take
     store(sums);
   }
 
-  FA_DEVICE void walk(int steps, float (&sums)[kNTiles][2]) const {
+  FA_DEVICE void walk(int steps, Sums& sums) const {
     load_keys();
     load_rows(0);
     ptx::cp_async_commit();
@@ -130,11 +140,16 @@ struct ColumnSums {
   }
 
   FA_DEVICE uint32_t q_shared(const Scores& rows, int step) const { return rows.q_shared + step % 2 * kNextQ; }
+  FA_DEVICE uint32_t k_shared(const Scores& rows, int part) const { return rows.k_shared(0) + part * KTile::kBytes; }
 
   FA_DEVICE void load_keys() const {
     const Scores rows = rows_of(0);
-    Scores::KCopy::strided(rows.k_shared(0), rows.k_thread + first_key * params.stride_k_s, params.stride_k_s,
-                           lengths.s_kv - first_key, rows.thread);
+    FA_UNROLL
+    for (int part = 0; part < kParts; ++part) {
+      const int first = first_key + part * kPartKeys;
+      Scores::KCopy::strided(k_shared(rows, part), rows.k_thread + first * params.stride_k_s, params.stride_k_s,
+                             lengths.s_kv - first, rows.thread);
+    }
   }
 
   FA_DEVICE void load_rows(int step) const {
@@ -147,40 +162,52 @@ struct ColumnSums {
   }
 
   /// P of a step's rows, to the sums of their columns.
-  FA_DEVICE void add(int step, float (&sums)[kNTiles][2]) const {
+  FA_DEVICE void add(int step, Sums& sums) const {
     Scores rows = rows_of(step);
     rows.read_fixed();
+    float offsets[kMTiles][2];  // read ahead of the products
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) offsets[m][r] = offset_of(rows, rows.fragment_row(m, r));
+    }
+    FA_UNROLL
+    for (int part = 0; part < kParts; ++part) add_part(rows, step, part, offsets, sums[part]);
+  }
+
+  FA_DEVICE void add_part(Scores& rows, int step, int part, const float (&offsets)[kMTiles][2],
+                          float (&sums)[kNTiles][2]) const {
+    const int block = tile.block * kParts + part;
     Fragment<kMTiles, kNTiles> s = {};
-    Gemm::template scores<KTile, kHeadDimQk>(s, rows.k_shared(0), lane, [&](uint32_t(&a)[4], int m, int k) {
+    Gemm::template scores<KTile, kHeadDimQk>(s, k_shared(rows, part), lane, [&](uint32_t(&a)[4], int m, int k) {
       Gemm::template load_a<QWarpTile, kHeadDimQk>(a, q_shared(rows, step), 16 * m, k, lane);
     });
     if constexpr (Variant::kScore) {
-      rows.apply_score(s, tile.block);
+      rows.apply_score(s, block);
     } else if constexpr (!Config::kPositiveScale) {
       rows.scale_scores(s);
     }
-    if constexpr (Variant::kMask) rows.apply_mask(s, tile.block);
-    if (hides_any(rows)) rows.mask(s, tile.block);
+    if constexpr (Variant::kMask) rows.apply_mask(s, block);
+    if (hides_any(rows, block)) rows.mask(s, block);
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
-        const float offset = offset_of(rows, rows.fragment_row(m, r));
         FA_UNROLL
         for (int n = 0; n < kNTiles; ++n) {
           FA_UNROLL
           for (int e = 0; e < 2; ++e) {
-            sums[n][e] += ptx::ex2(ptx::fma(s[m][n][2 * r + e], rows.softmax_scale_log2(), -offset));
+            sums[n][e] += ptx::ex2(ptx::fma(s[m][n][2 * r + e], rows.softmax_scale_log2(), -offsets[m][r]));
           }
         }
       }
     }
   }
 
-  /// Whether a mask in closed form, or the end of the keys, hides a key of the tile from one of the rows.
-  FA_DEVICE bool hides_any(const Scores& rows) const {
+  /// Whether a mask in closed form, or the end of the keys, hides a key of a part from one of the rows.
+  FA_DEVICE bool hides_any(const Scores& rows, int block) const {
     if constexpr (Scores::kTwoSided) return true;
-    return key_limit<Config::kCausal>(lengths, rows.block_row) < first_key + kTileN;
+    return key_limit<Config::kCausal>(lengths, rows.block_row) < (block + 1) * kPartKeys;
   }
 
   /// What is subtracted from a row's scores, in log2 units; of a row without keys, or that is not there, infinity.
@@ -191,16 +218,17 @@ struct ColumnSums {
     return lse == -kInfinity ? float{kInfinity} : lse * kLog2e;
   }
 
-  FA_DEVICE void store(float (&sums)[kNTiles][2]) const {
+  FA_DEVICE void store(Sums& sums) const {
     const uint32_t shared = ptx::dynamic_shared();  // [warps, tile_n]
     FA_UNROLL
-    for (int n = 0; n < kNTiles; ++n) {
+    for (int n = 0; n < kParts * kNTiles; ++n) {
       FA_UNROLL
       for (int e = 0; e < 2; ++e) {
+        float& sum = sums[n / kNTiles][n % kNTiles][e];
         FA_UNROLL
-        for (int lanes = 4; lanes < kWarpSize; lanes *= 2) sums[n][e] += ptx::shfl_xor(sums[n][e], lanes);
+        for (int lanes = 4; lanes < kWarpSize; lanes *= 2) sum += ptx::shfl_xor(sum, lanes);
         const int column = warp * kTileN + 8 * n + 2 * lane + e;
-        if (lane < 4) ptx::st_shared_b32(shared + column * static_cast<int>(sizeof(float)), ptx::bits(sums[n][e]));
+        if (lane < 4) ptx::st_shared_b32(shared + column * static_cast<int>(sizeof(float)), ptx::bits(sum));
       }
     }
     ptx::sync_threads();  // the sums of all warps are there

@@ -117,6 +117,7 @@ std::vector<StatisticsCase> make_cases() {
     add("", attention_of(DType::bf16, {2, 4, 2, 150, 100, 16, 16}, false), config);
     add("_causal", attention_of(DType::f16, {1, 2, 1, 300, 140, 24, 16}, true, -0.4f), config);
     add("_f32", attention_of(DType::f32, {1, 2, 1, 70, 90, 8, 8}, true), config);
+    add("_one_part", attention_of(DType::bf16, {1, 2, 1, 140, 100, 112, 16}, true), config);
     add("_function", attention_of(DType::bf16, {2, 2, 1, 150, 100, 16, 16}, true),
         with_mask(with_score(config, "score - slope[h] * float(abs(q - kv))", {{"slope", DType::f32}}),
                   "(q + kv) % 3 != 0"));
@@ -301,8 +302,19 @@ const std::vector<StatisticsMutation>& statistics_mutations() {
        "lse * kLog2e", "sums_causal"},
       {"sums_of_rows_that_are_not_there", "sm80/sm80_column_sums.cuh", "if (row >= rows.row_count) return kInfinity;",
        "if (row >= rows.row_count) return 0.f;", "sums"},
-      {"sums_of_hidden_keys", "sm80/sm80_column_sums.cuh", "if (hides_any(rows)) rows.mask(s, tile.block);", "",
+      {"sums_of_hidden_keys", "sm80/sm80_column_sums.cuh", "if (hides_any(rows, block)) rows.mask(s, block);", "",
        "sums_causal"},
+      {"sums_of_the_first_part_of_keys", "sm80/sm80_column_sums.cuh", "first = first_key + part * kPartKeys;",
+       "first = first_key;", "sums"},
+      {"sums_of_parts_masked_as_the_first", "sm80/sm80_column_sums.cuh", "tile.block * kParts + part;",
+       "tile.block * kParts;", "sums_causal"},
+      {"sums_of_parts_at_one_place", "sm80/sm80_column_sums.cuh", "sums[n / kNTiles]", "sums[0]", "sums"},
+      {"sums_of_parts_by_one_tile",
+       "sm80/sm80_column_sums.cuh",
+       "rows.k_shared(0) + part * KTile::kBytes;",
+       "rows.k_shared(0) + 0 * part;",
+       "sums",
+       {FaultKind::shared_race, FaultKind::shared_in_flight}},
       {"sums_of_one_query_head", "sm80/sm80_column_sums.cuh", "tile.head * params.splits + head;",
        "tile.head * params.splits + 0 * head;", "sums_of_kv_heads"},
       {"sums_skip_the_last_rows", "sm80/sm80_column_sums.cuh", "blocks = ceil_div(end, kTileM) - first_block;",

@@ -44,8 +44,10 @@ struct Tile {
   int tile_m, tile_n, warps;
 };
 // In order of preference; the first that fits is taken. Two tiles of 16 rows a warp use every fragment of K twice.
-constexpr std::array kTiles{Tile{128, 64, 4}, Tile{64, 64, 4}, Tile{64, 32, 4}, Tile{32, 32, 2}, Tile{16, 16, 1}};
-constexpr std::size_t kFirst32Bit = 2;  // whose products take more registers
+// Blocks of more keys read fewer rows in all, where two of them fit in a multiprocessor.
+constexpr std::array kTiles{Tile{128, 128, 4}, Tile{128, 64, 4}, Tile{64, 64, 4},
+                            Tile{64, 32, 4},   Tile{32, 32, 2},  Tile{16, 16, 1}};
+constexpr std::size_t kFirst32Bit = 3;  // whose products take more registers
 
 }  // namespace
 
@@ -68,7 +70,8 @@ KernelSpec column_sums_spec(const Problem& problem) {
     spec.tile_m = kTiles[i].tile_m;
     spec.tile_n = kTiles[i].tile_n;
     spec.warps = kTiles[i].warps;
-    if (bytes_of_tiles(spec) <= limits(spec.arch).shared_per_block) return spec;
+    const int blocks = spec.tile_n == kTiles[0].tile_n ? 2 : 1;
+    if (blocks * bytes_of_tiles(spec) <= limits(spec.arch).shared_per_block) return spec;
   }
   support::throw_unsupported("statistics.column_sums", problem.d_qk, "a head_dim whose tiles fit the shared memory");
 }
