@@ -5,11 +5,13 @@
 
 #include "compile/architectures.hpp"
 #include "compile/compiler.hpp"
+#include "plan/catalogue.hpp"
+#include "plan/column_sums.hpp"
 #include "plan/inspect.hpp"
 #include "render/source.hpp"
 
-// The kernels of debug calls compile with NVRTC, with checks and without, and do not spill: for every architecture
-// where FA_TESTS is thorough, else for two of them.
+// The kernels of debug calls, and that of column sums, compile with NVRTC, with checks and without, and do not spill:
+// for every architecture where FA_TESTS is thorough, else for two of them.
 namespace fa {
 namespace {
 
@@ -70,6 +72,23 @@ TEST_P(InspectCompile, WritesPOfFunctions) {
   with.variants = &variants;
   with.dropout = true;
   expect_clean(plan::probabilities_spec(with));
+}
+
+/// Of 16 bits, two blocks of 128 keys share a multiprocessor where they fit; none spills.
+TEST_P(InspectCompile, SumsColumns) {
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    for (const int d : {64, 128, 256}) {
+      plan::Problem with = problem(dtype, d);
+      with.causal = d != 64;
+      with.statistics.column_sums = ColumnSums::query_heads;
+      const plan::KernelSpec spec = plan::column_sums_spec(with);
+      const int shared = plan::limits(spec.arch).shared_per_block;
+      const bool fits = dtype != DType::f32 && 2 * 384 * (2 * d + 16) <= shared;
+      EXPECT_EQ(spec.tile_n == 128, fits);
+      EXPECT_LE((fits ? 2 : 1) * plan::shared_bytes(spec), shared);
+      expect_clean(spec);
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Architectures, InspectCompile, ::testing::ValuesIn(test::kArchitectures),
