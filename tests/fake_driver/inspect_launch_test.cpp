@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <fa/error.hpp>
 #include <functional>
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "driver/driver.hpp"
 #include "fake_driver/launches_test.hpp"
 
 namespace fa {
@@ -126,6 +128,18 @@ TEST_F(InspectLaunches, AKernelThatStopsIsHeard) {
     }
   }
   EXPECT_NO_THROW(attention.forward(given, outputs()));
+}
+
+TEST_F(InspectLaunches, LastWordsThatNobodyTookAreWritten) {
+  const auto scenario = [this] {
+    const ForwardInputs given = inputs();
+    Attention::create(config_).forward(given, outputs());
+    stop_() = "a wrong address";
+    driver::api().cuStreamSynchronize(nullptr);  // by who does not ask the library
+    std::exit(0);
+  };
+  EXPECT_EXIT(scenario(), testing::ExitedWithCode(0),
+              "a debug kernel has stopped: a wrong address, block 3, thread 128");
 }
 
 TEST_F(InspectLaunches, CapturedCallsAreNotLookedAt) {
