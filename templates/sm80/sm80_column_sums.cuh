@@ -113,37 +113,51 @@ struct ColumnSums {
     store(sums);
   }
 
+  /// Rows of a query head, and where they lie: in the buffer behind Q where `odd` is 1.
+  struct Step {
+    int block = 0;
+    int head = 0;
+    int odd = 0;
+  };
+  FA_DEVICE Step behind(Step step) const {
+    step.odd ^= 1;
+    if (++step.block < blocks) return step;
+    return {0, step.head + 1, step.odd};
+  }
+
   FA_DEVICE void walk(int steps, Sums& sums) const {
     load_keys();
-    load_rows(0);
+    Step now;
+    load_rows(now);
     ptx::cp_async_commit();
-    for (int step = 0; step < steps; ++step) {
-      if (step + 1 < steps) load_rows(step + 1);
+    for (int i = 0; i < steps; ++i) {
+      const Step next = behind(now);
+      if (i + 1 < steps) load_rows(next);
       ptx::cp_async_commit();
       ptx::cp_async_wait<1>();
-      if (step == 0) {
+      if (i == 0) {
         ptx::sync_threads();  // K has landed for all, and the first rows
       } else {
         ptx::sync_warp();  // the other lanes' copies of this step's rows have landed
       }
-      add(step, sums);
+      add(now, sums);
       ptx::sync_warp();  // all lanes have read the rows before the next copies overwrite them
+      now = next;
     }
     ptx::cp_async_wait<0>();
   }
 
   /// The rows of a step.
-  FA_DEVICE Scores rows_of(int step) const {
-    const int head = step / blocks;
-    const int query_head = tile.head * params.splits + head;
-    return Scores(params, Piece{}, ForwardTile{first_block + step - head * blocks, query_head, tile.batch, 0});
+  FA_DEVICE Scores rows_of(const Step& step) const {
+    const int query_head = tile.head * params.splits + step.head;
+    return Scores(params, Piece{}, ForwardTile{first_block + step.block, query_head, tile.batch, 0});
   }
 
-  FA_DEVICE uint32_t q_shared(const Scores& rows, int step) const { return rows.q_shared + step % 2 * kNextQ; }
+  FA_DEVICE uint32_t q_shared(const Scores& rows, const Step& step) const { return rows.q_shared + step.odd * kNextQ; }
   FA_DEVICE uint32_t k_shared(const Scores& rows, int part) const { return rows.k_shared(0) + part * KTile::kBytes; }
 
   FA_DEVICE void load_keys() const {
-    const Scores rows = rows_of(0);
+    const Scores rows = rows_of({});
     FA_UNROLL
     for (int part = 0; part < kParts; ++part) {
       const int first = first_key + part * kPartKeys;
@@ -152,7 +166,7 @@ struct ColumnSums {
     }
   }
 
-  FA_DEVICE void load_rows(int step) const {
+  FA_DEVICE void load_rows(const Step& step) const {
     using QCopy = typename Scores::QCopy;
     const Scores rows = rows_of(step);
     const T* const base = static_cast<const T*>(params.q) + rows.first_row(params.stride_q_b, params.stride_q_s) +
@@ -162,7 +176,7 @@ struct ColumnSums {
   }
 
   /// P of a step's rows, to the sums of their columns.
-  FA_DEVICE void add(int step, Sums& sums) const {
+  FA_DEVICE void add(const Step& step, Sums& sums) const {
     Scores rows = rows_of(step);
     rows.read_fixed();
     float offsets[kMTiles][2];  // read ahead of the products
@@ -175,7 +189,7 @@ struct ColumnSums {
     for (int part = 0; part < kParts; ++part) add_part(rows, step, part, offsets, sums[part]);
   }
 
-  FA_DEVICE void add_part(Scores& rows, int step, int part, const float (&offsets)[kMTiles][2],
+  FA_DEVICE void add_part(Scores& rows, const Step& step, int part, const float (&offsets)[kMTiles][2],
                           float (&sums)[kNTiles][2]) const {
     const int block = tile.block * kParts + part;
     Fragment<kMTiles, kNTiles> s = {};
