@@ -55,7 +55,8 @@ FA_DEVICE void debug_stop(const char* text) {
     debug_report(text);
     asm volatile("trap;" ::: "memory");
   }
-  asm volatile("{\nstopped:\nbra.uni stopped;\n}" ::: "memory");  // until the first thread's trap ends the kernel
+  // Until the first thread's trap ends the kernel; asleep, so that it can go on where it is of this warp.
+  asm volatile("{\nstopped:\nnanosleep.u32 1000;\nbra.uni stopped;\n}" ::: "memory");
   __builtin_unreachable();
 }
 
