@@ -158,10 +158,6 @@ Tensor gradient_of(const Tensor& tensor) {
   return empty_like(tensor, tensor.size(1), tensor.size(tensor.rank() == 3 ? 0 : 2), tensor.sizes().back());
 }
 
-Tensor nothing(const Tensor& q) {
-  return empty_row_major(std::array{std::int64_t{0}}, q.dtype(), q.place());
-}
-
 HandleOf question_of(const Tensor& q, const Tensor& v, std::int64_t options, const Rest& rest,
                      std::span<const bool> grads) {
   return {options,          q.place(),       fa_dtype_of(q.dtype()), q.sizes().back(),
@@ -239,13 +235,13 @@ struct Gradients {
     return result;
   }
 
-  Backward results(const Tensor& q, const Rest& rest) {
+  Backward results(const Rest& rest) {
     Backward result;
     const std::array main{&result.dq, &result.dk, &result.dv, &result.dsink};
-    for (std::size_t n = 0; n < 4; ++n) *main[n] = tensors[n] ? std::move(tensors[n]) : nothing(q);
+    for (std::size_t n = 0; n < 4; ++n) *main[n] = std::move(tensors[n]);
     for (std::size_t n = 0; n < captures.size(); ++n) {
       const bool given = bool(captures[n]);
-      result.dcaptures.push_back(given ? to_dtype(std::move(captures[n]), rest.captures[n].dtype()) : nothing(q));
+      result.dcaptures.push_back(given ? to_dtype(std::move(captures[n]), rest.captures[n].dtype()) : Tensor());
     }
     return result;
   }
@@ -283,7 +279,7 @@ Backward backward(Tensor dout, Tensor dlse, Tensor q, Tensor k, Tensor v, Tensor
   }
   q = readable(std::move(q)), k = readable(std::move(k)), v = readable(std::move(v)), o = readable(std::move(o));
   Gradients gradients(q, k, v, options, rest, needed);
-  if (!gradients.any()) return gradients.results(q, rest);
+  if (!gradients.any()) return gradients.results(rest);
   if (dout) {
     check_main("dout", dout, q, options.varlen);
     dout = readable(std::move(dout));
@@ -319,7 +315,7 @@ Backward backward(Tensor dout, Tensor dlse, Tensor q, Tensor k, Tensor v, Tensor
   inputs.dlse = dlse ? &dlse_view : nullptr;
   const fa_backward_outputs outputs = gradients.outputs();
   check_status(library().backward(attention, &inputs, &outputs, stream.get(), scratch ? &workspace : nullptr));
-  return gradients.results(q, rest);
+  return gradients.results(rest);
 }
 
 }  // namespace fa_torch

@@ -47,8 +47,7 @@ struct Backward {
   Tensor dq, dk, dv, dsink;
   std::vector<Tensor> dcaptures;
 };
-/// needed: gradients of q, k, v, the sink and captures. Those that are not are tensors without elements. dout, dlse:
-/// empty for none.
+/// needed: gradients of q, k, v, the sink and captures. Those that are not are empty. dout, dlse: empty for none.
 Backward backward(Tensor dout, Tensor dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, std::int64_t options,
                   const Rest& rest, const std::vector<bool>& needed);
 

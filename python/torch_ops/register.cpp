@@ -1,6 +1,8 @@
 // The operators of fa_attention for PyTorch's dispatcher, by its stable ABI: one library serves every PyTorch from 2.10
 // on, and no Python is needed to build it. Schemas of `forward` and `backward` are defined by fa_attention.torch.
 
+#include <array>
+
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/stableivalue_conversions.h>
 
@@ -34,6 +36,11 @@ class Arguments {
   }
   void skip_tensors(int count) {
     for (; count > 0; --count) aoti_torch_delete_tensor_object(get<AtenTensorHandle>());
+  }
+  /// One that may be given and yet be undefined.
+  void skip_optional_tensor() {
+    const auto given = get<std::optional<AtenTensorHandle>>();
+    if (given) aoti_torch_delete_tensor_object(*given);
   }
   Tensor optional_tensor() {
     const auto given = get<std::optional<AtenTensorHandle>>();
@@ -87,6 +94,12 @@ StableIValue put(Tensor& tensor) {
   return torch::stable::detail::from(tensor.release());
 }
 
+/// A tensor without elements where a schema promises one and nobody needs it.
+StableIValue put_or_nothing(Tensor& tensor, std::int32_t dtype, fa_torch::Place place) {
+  if (!tensor) tensor = fa_torch::empty_row_major(std::array{std::int64_t{0}}, dtype, place);
+  return put(tensor);
+}
+
 void forward(StableIValue* stack, std::uint64_t, std::uint64_t) {
   Arguments arguments(stack);
   Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor();
@@ -103,13 +116,16 @@ void backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
   Tensor lse = arguments.tensor();
   const auto [rest, options] = rest_from(arguments);
   const auto needed = arguments.get<std::vector<bool>>();
+  const std::int32_t dtype = q.dtype();
+  const fa_torch::Place place = q.place();
   fa_torch::Backward result = fa_torch::backward(std::move(dout), std::move(dlse), std::move(q), std::move(k),
                                                  std::move(v), std::move(o), std::move(lse), options, rest, needed);
   StableListHandle list = nullptr;
   fa_torch::check(torch_new_list_reserve_size(result.dcaptures.size(), &list), "a list");
-  for (Tensor& tensor : result.dcaptures) fa_torch::check(torch_list_push_back(list, put(tensor)), "a list");
+  for (Tensor& tensor : result.dcaptures)
+    fa_torch::check(torch_list_push_back(list, put_or_nothing(tensor, dtype, place)), "a list");
   Tensor* main[4] = {&result.dq, &result.dk, &result.dv, &result.dsink};
-  for (int n = 0; n < 4; ++n) stack[n] = put(*main[n]);
+  for (int n = 0; n < 4; ++n) stack[n] = put_or_nothing(*main[n], dtype, place);
   stack[4] = torch::stable::detail::from(list);
 }
 
@@ -137,43 +153,50 @@ void attend_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
   Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor();
   Tensor lse = arguments.tensor();
   const auto options = arguments.get<std::int64_t>(), needed = arguments.get<std::int64_t>();
+  const std::int32_t dtype = q.dtype();
+  const fa_torch::Place place = q.place();
   fa_torch::Backward result =
       fa_torch::backward(std::move(dout), std::move(dlse), std::move(q), std::move(k), std::move(v), std::move(o),
                          std::move(lse), options, {}, {(needed & 1) != 0, (needed & 2) != 0, (needed & 4) != 0, false});
-  stack[0] = put(result.dq);
-  stack[1] = put(result.dk);
-  stack[2] = put(result.dv);
+  stack[0] = put_or_nothing(result.dq, dtype, place);
+  stack[1] = put_or_nothing(result.dk, dtype, place);
+  stack[2] = put_or_nothing(result.dv, dtype, place);
 }
 
-// PyTorch keeps a node of its own C++ for one attention whose kernels others may give, the "overrideable" one. A call
-// whose o alone is wanted goes by it: autograd then runs no Python. dropout_p carries the number of the options, as -1
-// - number.
+// PyTorch has nodes of its own C++ for attentions: a call whose o alone is wanted goes by one, and autograd runs no
+// Python. dropout_p carries which call it is, as -1 - number. On the host it is the attention whose kernels others may
+// give, the "overrideable" one. On a GPU it is the one that PyTorch has for CPUs alone, which has less to keep and to
+// return, and which Python reaches without boxing.
 
-std::int64_t options_in(double dropout_p) {
+std::int64_t carried_by(double dropout_p) {
   if (dropout_p < 0) return static_cast<std::int64_t>(-1 - dropout_p);
-  throw std::invalid_argument("_scaled_dot_product_fused_attention_overrideable: accepted are calls of fa_attention");
+  throw std::invalid_argument("attention of PyTorch by kernels of fa_attention: accepted are calls of fa_attention");
 }
 
-/// Another handle of `tensor`, for what only the derivative of other kernels needs.
-StableIValue again(const Tensor& tensor) {
+/// An undefined tensor, where no call of fa_attention reads one. Python has None for it.
+StableIValue undefined() {
   AtenTensorHandle handle = nullptr;
-  fa_torch::check(aoti_torch_new_tensor_handle(tensor.get(), &handle), "a tensor");
+  fa_torch::check(aoti_torch_new_uninitialized_tensor(&handle), "a tensor");
   return torch::stable::detail::from(handle);
 }
 
-void node_forward(StableIValue* stack, std::uint64_t, std::uint64_t) {
+StableIValue put_or_undefined(Tensor& tensor) {
+  return tensor ? put(tensor) : undefined();
+}
+
+void overrideable(StableIValue* stack, std::uint64_t, std::uint64_t) {
   Arguments arguments(stack);
   Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor();
-  arguments.optional_tensor();
-  const std::int64_t number = options_in(arguments.get<double>());
+  arguments.skip_optional_tensor();
+  const std::int64_t number = carried_by(arguments.get<double>());
   fa_torch::Forward result = fa_torch::forward(std::move(q), std::move(k), std::move(v), number, {}, true);
-  for (const int n : {2, 3, 6, 7, 8}) stack[n] = again(result.lse);
   stack[0] = put(result.o);
   stack[1] = put(result.lse);
+  for (const int n : {2, 3, 6, 7, 8}) stack[n] = undefined();
   for (const int n : {4, 5}) stack[n] = torch::stable::detail::from(std::int64_t{0});
 }
 
-void node_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
+void overrideable_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
   Arguments arguments(stack);
   Tensor dout = arguments.tensor_or_none();
   Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor();
@@ -183,17 +206,46 @@ void node_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
   arguments.skip_tensors(2);
   arguments.get<std::int64_t>();
   arguments.get<std::int64_t>();
-  const std::int64_t number = options_in(arguments.get<double>());
+  const std::int64_t number = carried_by(arguments.get<double>());
   arguments.get<bool>();
   arguments.skip_tensors(2);
   needed.resize(3);
   needed.push_back(false);
   fa_torch::Backward result = fa_torch::backward(std::move(dout), {}, std::move(q), std::move(k), std::move(v),
                                                  std::move(o), std::move(lse), number, {}, needed);
-  stack[0] = put(result.dq);
-  stack[1] = put(result.dk);
-  stack[2] = put(result.dv);
-  stack[3] = put(result.dsink);
+  stack[0] = put_or_undefined(result.dq);
+  stack[1] = put_or_undefined(result.dk);
+  stack[2] = put_or_undefined(result.dv);
+  stack[3] = undefined();
+}
+
+// This node does not say which gradients are needed: the call does, 8 number + its bits.
+
+void flash_for_cpu(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  Arguments arguments(stack);
+  Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor();
+  const std::int64_t number = carried_by(arguments.get<double>()) >> 3;
+  arguments.get<bool>();
+  arguments.skip_optional_tensor();
+  fa_torch::Forward result = fa_torch::forward(std::move(q), std::move(k), std::move(v), number, {}, true);
+  stack[0] = put(result.o);
+  stack[1] = put(result.lse);
+}
+
+void flash_for_cpu_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  Arguments arguments(stack);
+  Tensor dout = arguments.tensor_or_none();
+  Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor();
+  Tensor o = arguments.tensor(), lse = arguments.tensor();
+  const std::int64_t carried = carried_by(arguments.get<double>());
+  arguments.get<bool>();
+  arguments.skip_optional_tensor();
+  fa_torch::Backward result =
+      fa_torch::backward(std::move(dout), {}, std::move(q), std::move(k), std::move(v), std::move(o), std::move(lse),
+                         carried >> 3, {}, {(carried & 1) != 0, (carried & 2) != 0, (carried & 4) != 0, false});
+  stack[0] = put_or_undefined(result.dq);
+  stack[1] = put_or_undefined(result.dk);
+  stack[2] = put_or_undefined(result.dv);
 }
 
 void options(StableIValue* stack, std::uint64_t, std::uint64_t) {
@@ -249,11 +301,13 @@ STABLE_TORCH_LIBRARY_IMPL(fa_attention, CUDA, library) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(aten, CPU, library) {
-  library.impl("_scaled_dot_product_fused_attention_overrideable", node_forward);
-  library.impl("_scaled_dot_product_fused_attention_overrideable_backward", node_backward);
+  library.impl("_scaled_dot_product_fused_attention_overrideable", overrideable);
+  library.impl("_scaled_dot_product_fused_attention_overrideable_backward", overrideable_backward);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(aten, CUDA, library) {
-  library.impl("_scaled_dot_product_fused_attention_overrideable", node_forward);
-  library.impl("_scaled_dot_product_fused_attention_overrideable_backward", node_backward);
+  library.impl("_scaled_dot_product_fused_attention_overrideable", overrideable);
+  library.impl("_scaled_dot_product_fused_attention_overrideable_backward", overrideable_backward);
+  library.impl("_scaled_dot_product_flash_attention_for_cpu", flash_for_cpu);
+  library.impl("_scaled_dot_product_flash_attention_for_cpu_backward", flash_for_cpu_backward);
 }

@@ -93,25 +93,37 @@ def test_plain_calls_take_the_short_way():
     refused(RuntimeError, lambda: dq.sum().backward(), "is not implemented")
 
 
-@pytest.mark.skipif(_native._node is None, reason="this PyTorch's _scaled_dot_product_fused_attention_overrideable is another")
-def test_calls_for_o_alone_have_a_node_of_pytorchs_own():
-    q, k, v = (t.requires_grad_() for t in dense(torch.float64))
-    options = dict(causal=True, window_left=3, scale=0.3)
+def test_calls_for_o_alone_have_a_node_of_pytorchs_own(device):
+    on_gpu = device != "cpu"
+    name, node = (_native._GPU_NODE, _native._gpu_node) if on_gpu else (_native._NODE, _native._node)
+    if node is None:
+        pytest.skip(f"this PyTorch's {name} is another")
+    q, k, v = (t.to(device).requires_grad_() for t in dense(torch.bfloat16 if on_gpu else torch.float64))
+    options = dict(causal=True, window_left=3, scale=0.3, deterministic=True)
     o = attention(q, k, v, **options)
-    assert type(o.grad_fn).__name__.startswith("ScaledDotProductFusedAttentionOverrideable")
+    assert type(o.grad_fn).__name__.lower().startswith(name.replace("_", ""))
     other, _ = attention(q, k, v, **options, return_lse=True)
-    douts = torch.randn(3, *o.shape, dtype=o.dtype, generator=torch.Generator().manual_seed(5))
+    douts = torch.randn(3, *o.shape, generator=torch.Generator().manual_seed(5)).to(o)
     expected = [torch.autograd.grad(other, (q, k, v), dout, retain_graph=True) for dout in douts]
     for dout, gradients in zip(douts, expected):
         same(torch.autograd.grad(o, (q, k, v), dout, retain_graph=True), gradients)
     same(torch.autograd.grad(o, (q, v), douts[0], retain_graph=True), expected[0][::2])
+    for needed in range(1, 8):
+        leaves = [t.detach().clone().requires_grad_(bool(needed >> n & 1)) for n, t in enumerate((q, k, v))]
+        attention(*leaves, **options).backward(douts[0])
+        assert [t.grad is not None for t in leaves] == [t.requires_grad for t in leaves]
+        for leaf, right in zip(leaves, expected[0]):
+            if leaf.requires_grad:
+                torch.testing.assert_close(leaf.grad, right)
     batched = torch.autograd.grad(o, (q, k, v), douts, is_grads_batched=True, retain_graph=True)
     same(batched, [torch.stack(parts) for parts in zip(*expected)])
+    dq, = torch.autograd.grad(attention(q, k, v, **options), q, douts[0], create_graph=True)
+    refused(RuntimeError, lambda: dq.sum().backward(), "is not implemented")
     with torch.no_grad():
         k.add_(1)
     refused(RuntimeError, lambda: torch.autograd.grad(o, q, douts[0]), "modified by an inplace operation")
-    direct = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
-    refused(RuntimeError, lambda: direct(q, k, v), "accepted are calls of fa_attention")
+    direct = getattr(torch.ops.aten, name)
+    refused((RuntimeError, ValueError), lambda: direct(q, k, v), "accepted are calls of fa_attention")
 
 
 def test_operators_refuse():

@@ -25,27 +25,47 @@ _forward: Any = None
 _forward_lse: Any = None
 _backward: Any = None
 _node: Any = None  # forward with a node of PyTorch's own C++; None where this PyTorch has another signature
+_gpu_node: Any = None  # one for GPUs alone, which costs less
 _numbers: dict[Any, int] = {}
 
-
 _NODE = "_scaled_dot_product_fused_attention_overrideable"
-_NODE_SCHEMAS = (
-    f"aten::{_NODE}(Tensor query, Tensor key, Tensor value, Tensor? attn_bias=None, float dropout_p=0., bool is_causal=False, "
-    "bool return_debug_mask=False, *, float? scale=None) -> (Tensor output, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, "
-    "SymInt max_q, SymInt max_k, Tensor philox_seed, Tensor philox_offset, Tensor debug_attn_mask)",
-    f"aten::{_NODE}_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor attn_bias, bool[4] grad_input_mask, "
-    "Tensor out, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, float dropout_p, bool is_causal, "
-    "Tensor philox_seed, Tensor philox_offset, *, float? scale=None) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, "
-    "Tensor grad_attn_bias)",
-)
+_GPU_NODE = "_scaled_dot_product_flash_attention_for_cpu"
+_NODE_SCHEMAS = {
+    _NODE: (
+        "(Tensor query, Tensor key, Tensor value, Tensor? attn_bias=None, float dropout_p=0., bool is_causal=False, "
+        "bool return_debug_mask=False, *, float? scale=None) -> (Tensor output, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, "
+        "SymInt max_q, SymInt max_k, Tensor philox_seed, Tensor philox_offset, Tensor debug_attn_mask)",
+        "(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor attn_bias, bool[4] grad_input_mask, "
+        "Tensor out, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, float dropout_p, "
+        "bool is_causal, Tensor philox_seed, Tensor philox_offset, *, float? scale=None) -> (Tensor grad_query, Tensor grad_key, "
+        "Tensor grad_value, Tensor grad_attn_bias)"),
+    _GPU_NODE: (
+        "(Tensor query, Tensor key, Tensor value, float dropout_p=0., bool is_causal=False, *, Tensor? attn_mask=None, "
+        "float? scale=None) -> (Tensor output, Tensor logsumexp)",
+        "(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, float dropout_p, bool is_causal, *, "
+        "Tensor? attn_mask=None, float? scale=None) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value)"),
+}
+
+
+def _is_known(name: str) -> bool:
+    """Whether PyTorch's attention `name` and its derivative have the signatures that the library has kernels for."""
+    names = (name, f"{name}_backward")
+    overloads = [getattr(getattr(torch.ops.aten, each, None), "default", None) for each in names]
+    return all(overload is not None and str(overload._schema) == f"aten::{each}{schema}"
+               for each, overload, schema in zip(names, overloads, _NODE_SCHEMAS[name]))
 
 
 def _find_node() -> Any:
-    """PyTorch's attention whose kernels others give. The library has kernels for the signatures above, and no others."""
-    overloads = [getattr(getattr(torch.ops.aten, name, None), "default", None) for name in (_NODE, f"{_NODE}_backward")]
-    if any(o is None or str(o._schema) != schema for o, schema in zip(overloads, _NODE_SCHEMAS)):
+    """PyTorch's attention whose kernels others give."""
+    if not _is_known(_NODE):
         return None
-    return getattr(overloads[0], "_op", overloads[0])
+    overload = getattr(torch.ops.aten, _NODE).default
+    return getattr(overload, "_op", overload)
+
+
+def _find_gpu_node() -> Any:
+    """PyTorch's attention that has kernels for CPUs alone: the library gives it those for GPUs."""
+    return getattr(torch._C._VariableFunctions, _GPU_NODE, None) if _is_known(_GPU_NODE) else None
 
 
 def _call_of(name: str) -> Any:
@@ -65,7 +85,7 @@ def _later() -> None:
 def load(define: Any) -> bool:
     """Loads the library that FA_TORCH_OPS names, else the package's or the checkout's. `define` is the torch.library.Library of
     the operators. One that FA_TORCH_OPS names and that cannot be loaded raises an OSError; "off" loads none."""
-    global loaded, path, problem, _forward, _forward_lse, _backward, _node
+    global loaded, path, problem, _forward, _forward_lse, _backward, _node, _gpu_node
     given = os.environ.get("FA_TORCH_OPS", "")
     if given == "off":
         return False
@@ -83,7 +103,7 @@ def load(define: Any) -> bool:
     for name in ("_attend", "_attend_lse", "_attend_backward"):  # below autograd: no node refuses or warns
         define.impl(name, torch.library.fallthrough_kernel, "Autograd")
     _forward, _forward_lse, _backward = map(_call_of, ("_attend", "_attend_lse", "_attend_backward"))
-    _node = _find_node()
+    _node, _gpu_node = _find_node(), _find_gpu_node()
     loaded, path, problem = True, found[0], ""
     _library.when_opened(lambda libfa: torch.ops.fa_attention._open(libfa, True), _later)
     return True
@@ -161,30 +181,36 @@ def _gradients(number: int, fixed: tuple[Any, ...], needs: tuple[bool, ...], dou
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+_is_compiling, _is_tracing, _is_grad_enabled = torch.compiler.is_compiling, torch._C._is_tracing, torch.is_grad_enabled
+_modes, _transform = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
 
 
 def is_direct() -> bool:
     """Whether nothing watches calls: no compiler, no mode, no transform."""
-    return not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() != 0
-                or torch._C._functorch.peek_interpreter_stack() is not None or torch._C._is_tracing())
+    return not (_is_compiling() or _modes() or _transform() is not None or _is_tracing())
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, fixed: tuple[Any, ...], return_lse: bool) -> Any:
     """A call without captures, sink, packing and dropout; None where something watches it, and where the library refuses it. The
     caller then goes another way, which works or raises the package's own error."""
-    if not is_direct() or _any_autocast():
+    if _is_compiling() or _modes() or _transform() is not None or _is_tracing() or _any_autocast():
         return None
     if type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN:
         return None
     try:
-        number = _numbers.get((q.is_cuda, fixed))
+        on_cuda = q.is_cuda
+        number = _numbers.get((on_cuda, fixed))
         if number is None:
-            number = _number(fixed, q.is_cuda)
+            number = _number(fixed, on_cuda)
             if number is None:
                 return None
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            if _node is not None and not return_lse:
-                return _node(q, k, v, None, -1.0 - number)[0]
+        needed = q.requires_grad + 2 * k.requires_grad + 4 * v.requires_grad
+        if needed and _is_grad_enabled():
+            if not return_lse:
+                if on_cuda and _gpu_node is not None:
+                    return _gpu_node(q, k, v, -1.0 - (8 * number + needed))[0]
+                if _node is not None:
+                    return _node(q, k, v, None, -1.0 - number)[0]
             both = _Attend.apply(q, k, v, number, fixed)
             return both if return_lse else both[0]
         return _forward_lse(q, k, v, number) if return_lse else _forward(q, k, v, number)
