@@ -1,18 +1,24 @@
 #!/usr/bin/env python3
-"""What a call from Python costs the host, beside PyTorch's own attention and the bound call of the C ABI.
+"""What a call from Python costs the host, beside PyTorch's own attention: eager and under torch.compile, without a graph, with
+one, and with backward.
 
     tools/python_cost.py --lib build/release/libfa.so              # on the host device, where tiny problems take no time
     tools/python_cost.py --lib build/release/libfa.so --device cuda
+    tools/python_cost.py --lib build/release/libfa.so --more       # operators, calls over a KV cache and bound C calls, too
 
-Prints microseconds: the smallest mean of a number of rounds. On a GPU the queue is emptied between rounds and never full, and
-PyTorch's figure is that of its faster backend, FlashAttention-2 or cuDNN.
+Prints microseconds of the same tensors in one process: the least mean of a round, and the median of all rounds in brackets. A round
+calls one function a number of times and empties the queue, which is never full; rounds of all functions take turns. Ratios are to
+PyTorch's faster backend, FlashAttention-2 or cuDNN. --limit 1.15 ends with 1 where a ratio of the least is above. What a compiled
+function of PyTorch's calls is looked up in a profile.
 """
 
 import argparse
 import contextlib
 import pathlib
+import statistics
 import sys
 import time
+import types
 
 import torch
 import torch.nn.functional as functional
@@ -22,19 +28,33 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python"
 import fa_attention  # noqa: E402
 from fa_attention import capi  # noqa: E402
 from fa_attention.flash_attn import flash_attn_with_kvcache  # noqa: E402
-from fa_attention.torch import append, attention, paged_attention  # noqa: E402
+from fa_attention.torch import _native, append, attention, paged_attention  # noqa: E402
+
+COLUMNS = "forward", "forward, graph", "forward + backward"
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
 
 
-def microseconds(call, device, rounds, calls):
-    best = float("inf")
-    for _ in range(rounds):
-        if device == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        best = min(best, (time.perf_counter() - start) / calls)
-    return best * 1e6
+def mean_of_round(call, device, calls):
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - start) / calls * 1e6
+
+
+def in_turns(cases, device, rounds, calls):
+    """Least and median of each case's rounds. cases: name -> (context, call)."""
+    times = {name: [] for name in cases}
+    for turn in range(rounds + 1):
+        for name, (context, call) in cases.items():
+            with context():
+                for _ in range(3):  # what other cases have pushed out of caches
+                    call()
+                times[name].append(mean_of_round(call, device, calls))
+        if turn == 0:
+            times = {name: [] for name in cases}  # the first round compiles
+    return {name: (min(each), statistics.median(each)) for name, each in times.items()}
 
 
 def backward_too(function, *tensors):
@@ -87,49 +107,112 @@ def decodes(q, k, v):
     yield "with_kvcache, contiguous", lambda: flash_attn_with_kvcache(q, k_pages, v_pages, k, v, cache_seqlens=before, causal=True)
 
 
-def backends(device):
+def ours(q, k, v):
+    return attention(q, k, v, causal=True)
+
+
+def pytorchs(q, k, v):
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def operator(q, k, v):
+    rest = (None, [], *[None] * 5, 0, 0, 0, 0, [], True, None, False, None, None, 0, 0.0, False, None, None, [], [])
+    return torch.ops.fa_attention.forward(q, k, v, *rest)[0]
+
+
+def compiled(function):
+    """Of a copy: the compiler keeps what it has compiled by code objects, under whichever backend that was."""
+    copy = types.FunctionType(function.__code__.replace(), function.__globals__)
+    return torch.compile(copy, fullgraph=True)
+
+
+def check_backend(name, call):
+    """That what PyTorch runs is the backend that is measured."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    seen = {event.key for event in profile.key_averages() if "_scaled_dot_product_" in event.key}
+    if not any(name.lower() in key for key in seen):
+        raise SystemExit(f"PyTorch's {name} was to be measured, and {seen or 'another attention'} ran")
+
+
+def peers(device, names):
     if device == "cpu":
         return {"PyTorch": contextlib.nullcontext}
-    return {f"PyTorch, {name}": lambda kind=kind: sdpa_kernel(kind)
-            for name, kind in (("flash", SDPBackend.FLASH_ATTENTION), ("cuDNN", SDPBackend.CUDNN_ATTENTION))}
+    return {f"PyTorch, {name}": lambda kind=BACKENDS[name]: sdpa_kernel(kind) for name in names}
+
+
+def cell(least, median):
+    return f"{least:.1f} ({median:.1f})"
+
+
+def compare(args, q, k, v, is_compiled):
+    """Prints the rows of a table, and returns the ratios of the least."""
+    contexts = {"fa_attention": contextlib.nullcontext, **peers(args.device, args.backends)}
+    leaves = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+    columns = []
+    for column in COLUMNS:
+        cases = {}
+        for name, context in contexts.items():
+            function = ours if name == "fa_attention" else pytorchs
+            function = compiled(function) if is_compiled else function
+            with context():
+                if column == "forward + backward":
+                    call = backward_too(function, q, k, v)
+                else:
+                    given = (q, k, v) if column == "forward" else leaves
+                    call = lambda function=function, given=given: function(*given)  # noqa: E731
+                call()
+                if ", " in name:
+                    check_backend(name.split(", ")[1], call)
+            cases[name] = (context, call)
+        columns.append(in_turns(cases, args.device, args.rounds, args.calls))
+    suffix = ", compiled" if is_compiled else ""
+    for name in contexts:
+        print(f"{name + suffix:<28}" + "".join(f"{cell(*column[name]):>22}" for column in columns))
+    ratios = []
+    for column in columns:
+        own, others = column["fa_attention"], [column[name] for name in contexts if name != "fa_attention"]
+        ratios.append(tuple(own[n] / min(other[n] for other in others) for n in range(2)))
+    print(f"{'  ratio' + suffix:<28}" + "".join(f"{f'{least:.2f} ({median:.2f})':>22}" for least, median in ratios), flush=True)
+    return [least for least, _ in ratios]
+
+
+def more(args, q, k, v):
+    def row(name, *calls):
+        found = [in_turns({name: (contextlib.nullcontext, call)}, args.device, args.rounds, args.calls)[name] if call else None
+                 for call in calls]
+        print(f"{name:<28}" + "".join(f"{cell(*each) if each else '':>22}" for each in found), flush=True)
+
+    leaves = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+    row("its operator", lambda: operator(q, k, v), lambda: operator(*leaves), backward_too(operator, q, k, v))
+    with torch.no_grad():
+        forward, both = bound(q, k, v)
+        row("bound C call", forward, None, both)
+        for name, call in decodes(q, k, v):
+            row(name, call)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lib", type=pathlib.Path)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--calls", type=int, default=20)
+    parser.add_argument("--backends", type=lambda text: text.split(","), default=list(BACKENDS), help="of PyTorch: flash,cuDNN")
+    parser.add_argument("--more", action="store_true", help="operators, calls over a KV cache and bound C calls, too")
+    parser.add_argument("--limit", type=float, help="the largest ratio that is well")
     args = parser.parse_args()
     fa_attention.load(args.lib)
     shape, dtype = ((1, 1, 1, 8), torch.float32) if args.device == "cpu" else ((1, 4, 128, 64), torch.bfloat16)
     q, k, v = (torch.randn(shape, device=args.device, dtype=dtype) for _ in range(3))
-    ours = lambda q, k, v: attention(q, k, v, causal=True)  # noqa: E731
-    own = lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
-    compiled = torch.compile(ours, fullgraph=True)
-    columns = "forward", "forward, graph", "forward + backward"
-    print(f"{'microseconds':<28}" + "".join(f"{name:>20}" for name in columns))
-
-    def row(name, *calls):
-        cells = [microseconds(call, args.device, args.rounds, args.calls) if call else None for call in calls]
-        print(f"{name:<28}" + "".join(f"{cell:>20.1f}" if cell is not None else f"{'':>20}" for cell in cells), flush=True)
-
-    with torch.no_grad():
-        forward, both = bound(q, k, v)
-    row("bound C call", forward, None, both)
-    leaf = q.clone().requires_grad_()
-    for name, function in (("fa_attention", ours), ("fa_attention, compiled", compiled)):
-        row(name, lambda: function(q, k, v), lambda: function(leaf, k, v), backward_too(function, q, k, v))
-    operator = (None, [], *[None] * 5, 0, 0, 0, 0, [], True, None, False, None, None, 0, 0.0, False, None, None, [], [])
-    op = lambda q, k, v: torch.ops.fa_attention.forward(q, k, v, *operator)[0]  # noqa: E731
-    with torch.no_grad():
-        for name, call in decodes(q, k, v):
-            row(name, call)
-    row("its operator", lambda: op(q, k, v), lambda: op(leaf, k, v), backward_too(op, q, k, v))
-    for name, context in backends(args.device).items():
-        with context():
-            for text, function in ((name, own), (f"{name}, compiled", torch.compile(own, fullgraph=True))):
-                row(text, lambda: function(q, k, v), lambda: function(leaf, k, v), backward_too(function, q, k, v))
+    where = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
+    print(f"PyTorch {torch.__version__}, {where}, {list(shape)} {dtype}, causal; compiled operators: {_native.path or _native.problem}")
+    print(f"{'microseconds':<28}" + "".join(f"{name:>22}" for name in COLUMNS))
+    ratios = compare(args, q, k, v, False) + compare(args, q, k, v, True)
+    if args.more:
+        more(args, q, k, v)
+    if args.limit and max(ratios) > args.limit:
+        raise SystemExit(f"a ratio is above {args.limit}")
 
 
 if __name__ == "__main__":
