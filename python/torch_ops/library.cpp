@@ -217,6 +217,7 @@ void check_status(int status) {
 
 std::int64_t number_of(const Options& options) {
   std::string key;
+  key.reserve(160);  // of options without texts
   append(key, std::array{options.causal, options.top_left, options.deterministic, options.varlen});
   append(key, options.scale);
   append(key, options.window_left);

@@ -129,6 +129,42 @@ void backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
   stack[4] = torch::stable::detail::from(list);
 }
 
+/// The options of plain_forward and plain_backward.
+std::int64_t plain_options(Arguments& arguments) {
+  Options options;
+  options.scale = arguments.get<std::optional<double>>();
+  options.causal = arguments.get<bool>();
+  options.top_left = arguments.get<bool>();
+  options.deterministic = arguments.get<bool>();
+  return fa_torch::number_of(options);
+}
+
+void plain_forward(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  Arguments arguments(stack);
+  Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor();
+  const std::int64_t options = plain_options(arguments);
+  fa_torch::Forward result = fa_torch::forward(std::move(q), std::move(k), std::move(v), options, {}, true);
+  stack[0] = put(result.o);
+  stack[1] = put(result.lse);
+}
+
+void plain_backward(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  Arguments arguments(stack);
+  Tensor dout = arguments.optional_tensor(), dlse = arguments.optional_tensor();
+  Tensor q = arguments.tensor(), k = arguments.tensor(), v = arguments.tensor(), o = arguments.tensor();
+  Tensor lse = arguments.tensor();
+  const std::int64_t options = plain_options(arguments);
+  auto needed = arguments.get<std::vector<bool>>();
+  needed.push_back(false);  // of a sink
+  const std::int32_t dtype = q.dtype();
+  const fa_torch::Place place = q.place();
+  fa_torch::Backward result = fa_torch::backward(std::move(dout), std::move(dlse), std::move(q), std::move(k),
+                                                 std::move(v), std::move(o), std::move(lse), options, {}, needed);
+  stack[0] = put_or_nothing(result.dq, dtype, place);
+  stack[1] = put_or_nothing(result.dk, dtype, place);
+  stack[2] = put_or_nothing(result.dv, dtype, place);
+}
+
 /// Calls without captures, sink, packing and dropout, by the number of their options.
 void attend(StableIValue* stack, std::uint64_t, std::uint64_t) {
   Arguments arguments(stack);
@@ -287,6 +323,8 @@ STABLE_TORCH_LIBRARY_IMPL(fa_attention, CompositeExplicitAutograd, library) {
 STABLE_TORCH_LIBRARY_IMPL(fa_attention, CPU, library) {
   for (const char* name : {"forward", "forward_kernel"}) library.impl(name, forward);
   for (const char* name : {"backward", "backward_kernel"}) library.impl(name, backward);
+  for (const char* name : {"plain_forward", "plain_forward_kernel"}) library.impl(name, plain_forward);
+  for (const char* name : {"plain_backward", "plain_backward_kernel"}) library.impl(name, plain_backward);
   library.impl("_attend", attend);
   library.impl("_attend_lse", attend_lse);
   library.impl("_attend_backward", attend_backward);
@@ -295,6 +333,8 @@ STABLE_TORCH_LIBRARY_IMPL(fa_attention, CPU, library) {
 STABLE_TORCH_LIBRARY_IMPL(fa_attention, CUDA, library) {
   for (const char* name : {"forward", "forward_kernel"}) library.impl(name, forward);
   for (const char* name : {"backward", "backward_kernel"}) library.impl(name, backward);
+  for (const char* name : {"plain_forward", "plain_forward_kernel"}) library.impl(name, plain_forward);
+  for (const char* name : {"plain_backward", "plain_backward_kernel"}) library.impl(name, plain_backward);
   library.impl("_attend", attend);
   library.impl("_attend_lse", attend_lse);
   library.impl("_attend_backward", attend_backward);

@@ -7,7 +7,7 @@ from conftest import refused
 torch = pytest.importorskip("torch")
 
 import fa_attention  # noqa: E402
-from fa_attention.torch import _ops, attention, varlen_attention  # noqa: E402
+from fa_attention.torch import _ops, _plain_ops, attention, varlen_attention  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
@@ -53,12 +53,53 @@ def test_opcheck_of_plain_calls(order):
         q = torch.randn(2, 4, 8, 6).transpose(2, 3)
     q.requires_grad_()
     torch.library.opcheck(_ops.forward_op, (q, q, q, None, *operator_arguments()))
+    options = (0.5, True, False, True)
+    torch.library.opcheck(_plain_ops.forward_op, (q, q, q, *options))
+    with torch.no_grad():
+        o, lse = _plain_ops.forward_op(q, q, q, *options)
+        dout, dlse = torch.randn_like(o), torch.randn_like(lse)
+        q = q.detach()
+    for needed in ([True] * 3, [True, False, True], [False, True, False]):
+        torch.library.opcheck(_plain_ops.backward_op, (dout, dlse, q, q, q, o, lse, *options, needed))
+    torch.library.opcheck(_plain_ops.backward_op, (None, dlse, q, q, q, o, lse, *options, [True] * 3))
 
 
 def test_opcheck_of_packed_batches():
     q = torch.randn(9, 2, 8, requires_grad=True)
     rng = torch.tensor([1, 2])
     torch.library.opcheck(_ops.forward_op, (q, q.detach(), q.detach(), None, *operator_arguments(CU, rng, dropout=0.25)))
+
+
+def test_plain_calls_are_operators_of_few_arguments():
+    """The same results and gradients as the others, also under transforms and twice."""
+    q, k, v, *_ = make_leaves()
+    o, lse = _plain_ops.forward_op(q, k, v, 0.3, True, True, True)
+    other, other_lse = _ops.forward_op(q, k, v, None, [], *[None] * 5, 0, 0, 0, 0, [], True, 0.3, True, None, None, 0, 0.0, True,
+                                       None, None, [], [])
+    assert torch.equal(o, other) and torch.equal(lse, other_lse)
+    for of, like in (((o,), (other,)), ((lse,), (other_lse,)), ((o, lse), (other, other_lse))):
+        douts = [torch.randn_like(t) for t in of]
+        actual = torch.autograd.grad(of, (q, k, v), douts, retain_graph=True)
+        expected = torch.autograd.grad(like, (q, k, v), douts, retain_graph=True)
+        assert all(torch.equal(x, y) for x, y in zip(actual, expected))
+    (dq,) = torch.autograd.grad(o.sum(), q, create_graph=True)
+    refused(RuntimeError, lambda: torch.autograd.grad(dq.sum(), q), "first derivatives only")
+    x = torch.randn(3, 2, 4, 5, 8)
+    mapped = torch.vmap(lambda t: _plain_ops.forward_op(t, x[0], x[1], None, True, False, False)[0], in_dims=1, out_dims=1)(
+        x.transpose(0, 1))
+    for n in range(3):
+        assert torch.allclose(mapped[:, n], attention(x[n], x[0], x[1], causal=True), atol=1e-6)
+    names = []
+
+    def keep(graph, inputs):
+        names.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    for options in ({"causal": True}, {"scale": 0.5, "top_left": True, "deterministic": True}, {"window_left": 3}):
+        call = torch.compile(lambda q: attention(q, k, v, **options), fullgraph=True, backend=keep, dynamic=False)
+        assert torch.equal(call(q), attention(q, k, v, **options))
+    assert [name for name in names if "fa_attention" in name] == ["fa_attention.plain_forward.default"] * 2 + [
+        "fa_attention.forward.default"]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -117,7 +158,7 @@ def test_gradients_that_nobody_needs_are_not_in_the_graph():
     frozen_k = k.detach()
     torch.compile(lambda q, v: attention(q, frozen_k, v).sum(), fullgraph=True, backend=backend)(q, v).backward()
     calls = [node for graph in graphs for node in graph.graph.nodes if "backward" in str(node.target)]
-    assert len(calls) == 1 and list(calls[0].args[-1]) == [True, False, True, False]
+    assert len(calls) == 1 and list(calls[0].args[-1]) == [True, False, True]
 
 
 def test_export():

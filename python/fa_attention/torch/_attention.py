@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import _options
 from .._errors import type_name
-from . import _native, _ops, _raw
+from . import _native, _ops, _plain_ops, _raw
 from ._raw import Call
 
 RngState = Union[Tensor, Sequence[int], None]
@@ -162,8 +162,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, fixed: tuple[Any, ...], varlen: Opt
     arrays, longest = (varlen[:4], varlen[4:]) if varlen is not None else ((None,) * 4, (0, 0))
     if not direct or (tensors and not is_direct(*tensors)):
         rest = (*longest, seed, offset, values, *fixed, names, scalars)
+        plain = None if varlen is not None or sink is not None or names or scalars else _plain_ops.options_of(fixed)
         if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
             o, lse = _Transformed.apply(q, k, v, sink, (*arrays, rng), rest, *tensors)
+        elif plain is not None:
+            o, lse = _plain_ops.forward_op(q, k, v, *plain)
         else:
             o, lse = _ops.forward_op(q, k, v, sink, tensors, *arrays, rng, *rest)
         return (o, lse) if return_lse else o

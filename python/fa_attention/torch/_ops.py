@@ -108,7 +108,7 @@ def _differentiate(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> 
     return (*gradients, [t if need else None for t, need in zip(dcaptures, needed[4:])], *(None,) * _ARRAYS, *nothing)
 
 
-def _refuse(ctx: Any, *gradients: Any) -> Any:
+def refuse(ctx: Any, *gradients: Any) -> Any:
     raise RuntimeError(REASON)
 
 
@@ -119,7 +119,7 @@ def select(argument: Any, dim: Any, n: int) -> Any:
     return argument.select(dim, n) if dim is not None and isinstance(argument, Tensor) else argument
 
 
-def _folded(t: Tensor, dim: Optional[int], size: int) -> Tensor:
+def fold(t: Tensor, dim: Optional[int], size: int) -> Tensor:
     t = t.movedim(dim, 0) if dim is not None else t.expand(size, *t.shape)
     return t.flatten(0, 1)
 
@@ -141,7 +141,7 @@ def _mapped(operator: Callable[..., Any], main: int) -> Callable[..., Any]:
         backward = operator is backward_op
         needed = arguments[-1] if backward else ()
         if _foldable(arguments, in_dims, main, needed):
-            folded = [None if t is None else _folded(t, dim, size) for t, dim in zip(arguments[:main], in_dims)]
+            folded = [None if t is None else fold(t, dim, size) for t, dim in zip(arguments[:main], in_dims)]
             results = list(operator(*folded, *arguments[main:]))
             results = [[] if isinstance(t, list) else t.unflatten(0, (size, -1)) if t.dim() > 1 else t.expand(size, 0)
                        for t in results]
@@ -165,7 +165,7 @@ def _mapped(operator: Callable[..., Any], main: int) -> Callable[..., Any]:
     return rule
 
 
-def _register_autograd(name: str, backward: Callable[..., Any], setup: Optional[Callable[..., Any]]) -> None:
+def register_autograd(name: str, backward: Callable[..., Any], setup: Optional[Callable[..., Any]]) -> None:
     """As torch.library.register_autograd, with a derivative that calls `name`_kernel. Compiled graphs then hold that, which has no
     kernel in Python for autograd, at which each call would stop."""
     try:
@@ -189,5 +189,5 @@ for _suffix in ("", "_kernel"):
     operators.register_fake(f"fa_attention::backward{_suffix}", _backward_fake, lib=library)
     operators.register_vmap(f"fa_attention::forward{_suffix}", _mapped(forward_op, 3), lib=library)
     operators.register_vmap(f"fa_attention::backward{_suffix}", _mapped(backward_op, 7), lib=library)
-_register_autograd("forward", _differentiate, _remember)
-_register_autograd("backward", _refuse, None)
+register_autograd("forward", _differentiate, _remember)
+register_autograd("backward", refuse, None)
