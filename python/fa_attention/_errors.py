@@ -22,7 +22,7 @@ class Location(NamedTuple):
     q: int
     kv: int
     d: int
-    index: tuple[int, ...]
+    index: tuple[int, ...]  # type: ignore[assignment]  # tuples have a method of this name
     result: str
 
 

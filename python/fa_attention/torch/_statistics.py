@@ -27,7 +27,7 @@ class AttentionStatistics(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _handle(device: tuple[int, int], d_qk: int, d_v: int, dtype: str, score: Any, mask: Any, options: tuple[Any, ...]) -> capi.Attention:
-    functions = {name: capi.function(*given) for name, given in (("score", score), ("mask", mask)) if given}
+    functions: dict[str, Any] = {name: capi.function(*given) for name, given in (("score", score), ("mask", mask)) if given}
     return capi.Attention(load(), d_qk, dtype, head_dim_v=d_v, device=device, **functions, **dict(options))
 
 
