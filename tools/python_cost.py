@@ -5,6 +5,7 @@ one, and with backward.
     tools/python_cost.py --lib build/release/libfa.so              # on the host device, where tiny problems take no time
     tools/python_cost.py --lib build/release/libfa.so --device cuda
     tools/python_cost.py --lib build/release/libfa.so --more       # operators, calls over a KV cache and bound C calls, too
+    tools/python_cost.py --lib build/release/libfa.so --kernels    # time on the GPU of long calls, beside bound C calls, instead
 
 Prints microseconds of the same tensors in one process: the least mean of a round, and the median of all rounds in brackets. A round
 calls one function a number of times and empties the queue, which is never full; rounds of all functions take turns. Ratios are to
@@ -192,6 +193,35 @@ def more(args, q, k, v):
             row(name, call)
 
 
+LONG = (4, 16, 2048, 128), (4, 16, 4096, 64), (2, 16, 8192, 128)  # b, h, s, d: above 100 us each
+
+
+def on_the_gpu(call, calls):
+    """Microseconds of a call between events around several."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / calls * 1e3
+
+
+def kernels(rounds):
+    """Prints medians of the same calls through Python and through the C ABI, and their ratios."""
+    print(f"{'microseconds on the GPU':<28}{'through Python':>18}{'bound C call':>18}{'ratio':>10}")
+    for shape in LONG:
+        q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        forward, both = bound(q, k, v)
+        for name, pair in (("forward", (lambda: ours(q, k, v), forward)), ("with backward", (backward_too(ours, q, k, v), both))):
+            times = [], []
+            for turn in range(rounds + 2):
+                for kept, call in zip(times, pair):
+                    kept.append(on_the_gpu(call, 10))
+            python, c = (statistics.median(each[2:]) for each in times)
+            print(f"{name + ' ' + 'x'.join(map(str, shape)):<28}{python:>18.1f}{c:>18.1f}{python / c:>10.4f}", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lib", type=pathlib.Path)
@@ -200,6 +230,7 @@ def main():
     parser.add_argument("--calls", type=int, default=20)
     parser.add_argument("--backends", type=lambda text: text.split(","), default=list(BACKENDS), help="of PyTorch: flash,cuDNN")
     parser.add_argument("--more", action="store_true", help="operators, calls over a KV cache and bound C calls, too")
+    parser.add_argument("--kernels", action="store_true", help="time on the GPU of long calls, beside bound C calls, instead")
     parser.add_argument("--limit", type=float, help="the largest ratio that is well")
     args = parser.parse_args()
     fa_attention.load(args.lib)
@@ -207,6 +238,9 @@ def main():
     q, k, v = (torch.randn(shape, device=args.device, dtype=dtype) for _ in range(3))
     where = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
     print(f"PyTorch {torch.__version__}, {where}, {list(shape)} {dtype}, causal; compiled operators: {_native.path or _native.problem}")
+    if args.kernels:
+        kernels(args.rounds // 10)
+        return
     print(f"{'microseconds':<28}" + "".join(f"{name:>22}" for name in COLUMNS))
     ratios = compare(args, q, k, v, False) + compare(args, q, k, v, True)
     if args.more:
