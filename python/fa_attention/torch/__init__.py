@@ -14,7 +14,7 @@
 `scaled_dot_product_attention` has PyTorch's signature, and `register_flash_attention` makes fa the flash backend of PyTorch's
 own. Works on CUDA tensors (fp16, bf16, fp32; the current stream; no
 copies while the head dim is contiguous) and on CPU tensors (fp64 too; the host device). Under torch.compile, torch.export,
-fake tensors and torch.func a call is the operator torch.ops.fa_attention.forward. A plain eager call goes to the library
+fake tensors and torch.func a call is the operator torch.ops.fa_attention.forward or plain_forward. A plain eager call goes to the library
 without the dispatcher. `ContextParallel` is attention of rows that ranks share. `Attention` is a module; `KVCache` names the tensors of a cache, in pages or contiguous.
 """
 
