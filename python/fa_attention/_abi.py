@@ -270,7 +270,8 @@ class Shape(Struct):
         ("struct_size", ctypes.c_uint32),
         ("unaligned", ctypes.c_int32),
         *_many("b h_q h_kv s_q s_kv total_q total_kv", ctypes.c_int64),
-        *_many("without_dq without_dk without_dv placed strided bounded place_in_memory reserved", ctypes.c_int32),
+        *_many("without_dq without_dk without_dv placed strided bounded place_in_memory", ctypes.c_int32),
+        ("reserved", ctypes.c_uint32),
     ]
 
 

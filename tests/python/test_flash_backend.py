@@ -46,8 +46,10 @@ def test_dense(kernels, causal, order):
             q, k, v, 0.0, causal, scale=scale)
         like = torch.empty_strided(q.shape, q.stride(), device="meta")
         on_meta = aten._scaled_dot_product_flash_attention(like, k.to("meta"), v.to("meta"), 0.0, causal)
-        assert o.shape == on_meta[0].shape and lse.shape == on_meta[1].shape
-        assert all(n == 1 or x == y for n, x, y in zip(o.shape, o.stride(), on_meta[0].stride()))
+        assert lse.shape == on_meta[1].shape
+        if d_v == 16:  # PyTorch's own kernels want it to be d
+            assert o.shape == on_meta[0].shape
+            assert all(n == 1 or x == y for n, x, y in zip(o.shape, o.stride(), on_meta[0].stride()))
         assert cu_q is None and cu_k is None and (max_q, max_k) == (s_q, s_kv) and mask.numel() == 0
         assert state.dtype == torch.uint64 and state.shape == (2,) and unused.shape == ()
         expected, expected_lse = attention(q, k, v, causal=causal, scale=scale, return_lse=True)
@@ -96,7 +98,8 @@ def test_packed(kernels):
     refused(ValueError, lambda: call(cu_q, cu_k, seqused_k=used), "seqused_k is given")
     refused(ValueError, lambda: call(cu_q, None), "cum_seq_q and cum_seq_k")
     refused(ValueError, lambda: call(cu_q, cu_k, alibi_slopes=torch.rand(4)), "alibi_slopes is given", "None")
-    refused(ValueError, lambda: call(cu_q, cu_k, block_table=cu_q[None]), "block_table is given", "None")
+    if "block_table" in str(aten._flash_attention_forward.default._schema):
+        refused(ValueError, lambda: call(cu_q, cu_k, block_table=cu_q[None]), "block_table is given", "None")
     refused(ValueError, lambda: aten._flash_attention_forward(q, k, v, cu_q, cu_k, 4, 7, 0.0, False, True),
             "return_debug_mask is given", "False")
 
