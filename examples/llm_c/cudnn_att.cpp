@@ -26,6 +26,11 @@
 #define FA_LLM_C_DEVICE FA_DEVICE_CURRENT
 #endif
 
+// Whether gradients are the same bits in every run, as llm.c asks of cuDNN.
+#ifndef FA_LLM_C_DETERMINISTIC
+#define FA_LLM_C_DETERMINISTIC 0
+#endif
+
 namespace {
 
 struct Workspace {
@@ -50,6 +55,7 @@ const fa_attention* attention_of(int head_dim) {
     config.head_dim = head_dim;
     config.dtype = FA_LLM_C_DTYPE;
     config.causal = 1;
+    config.deterministic = FA_LLM_C_DETERMINISTIC;
     fa_device device = {};
     device.kind = FA_LLM_C_DEVICE;
     check(fa_create(&config, device, &attention), "fa_create");
