@@ -180,8 +180,7 @@ TEST_P(Sm80ForwardCompile, PagesDoNotSpill) {
         p.total_q = p.b * s_q;
         p.s_kv = 32768;
         for (const bool scheduled : {false, true}) {
-          const plan::ForwardPlan planned = plan::plan_forward(p, {{"scheduled", scheduled}});
-          EXPECT_EQ(planned.kernel.family(), plan::Family::sm80);
+          const plan::ForwardPlan planned = plan::plan_forward(p, {plan::Family::sm80, {{"scheduled", scheduled}}});
           EXPECT_EQ(planned.kernel.page_size, p.page_size);
           EXPECT_EQ(planned.kernel.scheduled(), scheduled);
           EXPECT_FALSE(planned.kernel.split);

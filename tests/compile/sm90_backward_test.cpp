@@ -151,7 +151,8 @@ TEST(DebugKernels, Compile) {
   }
   plan::Problem decode = problem_of({128, 128, DType::bf16, true});
   decode.page_size = 16;
-  decode.b = decode.s_q = 1;
+  decode.b = 2;
+  decode.s_q = 1;
   specs.push_back(plan::plan_forward(decode, {}).kernel);
   ASSERT_TRUE(specs.back().own_parts());
   for (plan::KernelSpec& spec : specs) {

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -107,6 +108,29 @@ TEST(Sm90ForwardCompile, Variants) {
   EXPECT_TRUE(decode.kernel.split);
   EXPECT_EQ(decode.kernel.tile_m, 64);
   expect_clean(decode);
+}
+
+/// Of one request in splits, of a few by parts that blocks find, of more by a schedule.
+TEST(Sm90ForwardCompile, FewRowsOverPages) {
+  constexpr int kPageSizes[] = {16, -1, 8};
+  std::size_t turn = 0;
+  for (const int d : {64, 128, 192, 256}) {
+    for (const std::int64_t b : {1, 2, 40}) {
+      plan::Problem problem = problem_of({d, d, DType::bf16, true});
+      problem.page_size = kPageSizes[turn++ % std::size(kPageSizes)];
+      problem.h_q = 8;
+      problem.h_kv = 2;
+      problem.b = b;
+      problem.s_q = 1;
+      problem.s_kv = 8192;
+      const plan::ForwardPlan planned = plan::plan_forward(problem, {});
+      ASSERT_EQ(planned.kernel.family(), plan::Family::sm90);
+      EXPECT_EQ(planned.kernel.split, b == 1);
+      EXPECT_EQ(planned.kernel.own_parts(), b == 2 && d <= 192);
+      EXPECT_EQ(planned.kernel.scheduled(), b == 40 || (b == 2 && d > 192));
+      EXPECT_EQ(expect_compiles(planned.kernel), 0);
+    }
+  }
 }
 
 }  // namespace
