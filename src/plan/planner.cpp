@@ -163,8 +163,9 @@ Choice choose_alone(const Problem& problem, const Fixed& fixed) noexcept {
 bool shares_by_schedule(const Problem& problem, const Fixed& fixed, const Choice& choice) noexcept {
   if (!problem.paged() || problem.accumulate) return false;  // pieces are not added to a state
   if (choice.family == Family::sm90 && !choice.short_query) return false;
-  // Blocks of a few KV tiles have nothing to share.
-  return fixed.flag("scheduled", visible_keys(problem) >= kScheduledKeys);
+  // Blocks of a few KV tiles have nothing to share, but they go on from request to request without a pause.
+  const bool many = choice.family == Family::sm90 && problem.b * problem.h_kv > kMultiprocessors;
+  return fixed.flag("scheduled", visible_keys(problem) >= (many ? kScheduledKeysOfMany : kScheduledKeys));
 }
 
 Choice choose(const Problem& problem, const Fixed& fixed) noexcept {

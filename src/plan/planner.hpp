@@ -51,6 +51,7 @@ inline constexpr std::int64_t kKeysPerSplit = 512;     ///< at least, of thread 
 inline constexpr std::int64_t kFewKeysPerSplit = 128;  ///< likewise, of a tile of few rows: partial results are small
 inline constexpr std::int64_t kFewestSplitKeys = 512;  ///< fewer are read faster than partial results are merged
 inline constexpr std::int64_t kScheduledKeys = 512;    ///< from which on calls over pages share keys
+inline constexpr std::int64_t kScheduledKeysOfMany = 256;  ///< likewise, of more requests than multiprocessors
 
 /// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.
 Choice choose(const Problem& problem, const Fixed& fixed) noexcept;

@@ -456,7 +456,9 @@ TEST(Sm90ForwardPlan, FewRowsOverPagesTakeParts) {
   EXPECT_EQ(spec.min_blocks, 2);
   EXPECT_TRUE(may_start_early(spec));
   EXPECT_EQ(schedule_shape(pages, spec, 132).parts, 264);
-  pages.s_kv = 256;  // a block has few tiles to share
+  pages.s_kv = 256;
+  EXPECT_TRUE(spec_of(sm90).scheduled()) << "blocks go on from request to request";
+  pages.s_kv = 255;  // a block has few tiles to share
   EXPECT_FALSE(spec_of(sm90).scheduled());
   pages.s_kv = 8192;
   pages.d_qk = pages.d_v = 256;
