@@ -8,7 +8,7 @@ one, and with backward.
     tools/python_cost.py --lib build/release/libfa.so --kernels    # time on the GPU of long calls, beside bound C calls, instead
 
 Prints microseconds of the same tensors in one process: the least mean of a round, and the median of all rounds in brackets. A round
-calls one function a number of times and empties the queue, which is never full; rounds of all functions take turns. Ratios are to
+calls one function a number of times and empties the queue, which is never full; rounds of all functions alternate. Ratios are to
 PyTorch's faster backend, FlashAttention-2 or cuDNN. --limit 1.15 ends with 1 where a ratio of the least is above. What a compiled
 function of PyTorch's calls is looked up in a profile.
 """
