@@ -35,7 +35,7 @@ Handle handle() {
   return reinterpret_cast<Handle>(&place);
 }
 
-std::mutex g_mutex;  // of launches and names
+std::mutex g_mutex;  // of launches, names, and what a kernel stops with
 
 /// Names live on.
 const std::string* intern(const char* name) {
@@ -188,7 +188,10 @@ std::string& stop() {
   return text;
 }
 CUresult stream_synchronize(CUstream) {
-  const std::string text = std::exchange(stop(), {});
+  const std::string text = [] {
+    const std::scoped_lock lock(g_mutex);
+    return std::exchange(stop(), {});
+  }();
   if (text.empty()) return CUDA_SUCCESS;
   if (auto* const report = reinterpret_cast<fa::kernel::DebugReport*>(g_report.load()); report != nullptr) {
     report->block = 3;
