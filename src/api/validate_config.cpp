@@ -62,7 +62,8 @@ void check_override(std::string_view name, const std::optional<KernelOverride>& 
     if (value > most) throw_invalid(fmt::format("{}.{}", name, field), value, fmt::format("0 to {}", most));
   };
   check("splits", kMaxSplits);
-  if (op == plan::Op::backward) check("split_blocks", plan::BackwardChoice::kMaxSplitBlocks);
+  check("split_blocks",
+        op == plan::Op::backward ? plan::BackwardChoice::kMaxSplitBlocks : plan::Choice::kMaxSplitBlocks);
 }
 
 /// What no bits are promised for.

@@ -66,6 +66,10 @@ LoadedKernel::LoadedKernel(const std::vector<std::byte>& cubin, const std::strin
     check(api().cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic_shared, kernel, device),
           "cuKernelSetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES)");
   }
+  constexpr int kPortableCluster = 8;
+  if (attribute(kernel, CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH, device) > kPortableCluster)
+    check(api().cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, kernel, device),
+          "cuKernelSetAttribute(NON_PORTABLE_CLUSTER_SIZE_ALLOWED)");
   force_load(kernel);
   if (debug) listen_to(library);
   library_ = guard.release();

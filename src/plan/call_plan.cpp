@@ -65,7 +65,7 @@ KernelChoices kernel_choices(const Problem& problem, const Fixed& fixed) {
   const ForwardPlan planned = plan_forward(problem, fixed);
   KernelChoices choices;
   choices[Role::attention] = kernels_of(planned).front();
-  if (planned.kernel.split && planned.kernel.split_keys() == 0) choices[Role::combine] = {planned.combine};
+  if (planned.kernel.leaves_splits()) choices[Role::combine] = {planned.combine};
   return choices;
 }
 
@@ -167,7 +167,7 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
   } else {
     call.add(Role::attention, grid.grid, &params, early);
   }
-  if (choice.splits > 1) {
+  if (choice.leaves_splits()) {
     const std::int64_t rows = std::int64_t{params.b} * params.h_q * params.s_q;
     const KernelSpec& combine = kernels[Role::combine];
     const std::int64_t warps = rows * kernel::combine_warps(combine.d_v, combine.accumulate);

@@ -210,9 +210,10 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
   if (spec.split_keys() > 0 && spec.split) launch.tiles *= params.sequences.wave;
   // Blocks that take tiles from a counter are never too few.
   const int blocks = spec.dynamic() ? multiprocessors : std::max(multiprocessors, most_blocks);
-  launch.grid = persistent || spec.bounded ? std::min<std::int64_t>(launch.tiles, blocks) : launch.tiles;
+  const bool stays = persistent && spec.cluster() == 1;  // those of a cluster end together, with their tile
+  launch.grid = stays || spec.bounded ? std::min<std::int64_t>(launch.tiles, blocks) : launch.tiles;
   if (persistent && comes_in_waves(problem) && !spec.bounded) {
-    launch.grid = in_waves(params.sequences, launch.tiles, multiprocessors);
+    launch.grid = in_waves(params.sequences, launch.tiles, stays ? multiprocessors : launch.tiles);
   }
   return launch;
 }

@@ -25,8 +25,12 @@ Family KernelSpec::family() const noexcept {
 }
 
 int KernelSpec::cluster() const noexcept {
-  const auto* const backward = std::get_if<Sm90Backward>(&own);
-  return backward != nullptr ? backward->split_blocks : kernel().cluster;
+  return std::visit(
+      [](const auto& which) {
+        if constexpr (requires { which.split_blocks; }) return which.split_blocks;
+        return which.kernel().cluster;
+      },
+      own);
 }
 
 bool KernelSpec::dynamic() const noexcept {

@@ -130,6 +130,8 @@ struct KernelSpec : SpecHead {
   Op op() const noexcept;
   Family family() const noexcept;
   int cluster() const noexcept;  ///< thread blocks that share a tile
+  /// Whether another kernel merges the splits of a query tile.
+  bool leaves_splits() const noexcept { return split && split_keys() == 0 && cluster() == 1; }
 
   // Of the kernels that have such a field; false for others.
   bool dynamic() const noexcept;

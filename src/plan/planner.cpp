@@ -155,6 +155,8 @@ Choice choose_alone(const Problem& problem, const Fixed& fixed) noexcept {
     choice.scheduled = false;
     choice.shares_splits = shares_splits(problem, choice, tile_m, tiles);
   }
+  const auto merge_in_cluster = forward_family(choice.family).merge_in_cluster;
+  if (merge_in_cluster != nullptr) merge_in_cluster(problem, fixed, choice);
   return choice;
 }
 
@@ -253,7 +255,7 @@ std::vector<Alternatives> kernels_of(const ForwardPlan& plan) {
     if (std::ranges::find(schedules, schedule) == schedules.end()) schedules.push_back(std::move(schedule));
   }
   std::vector<Alternatives> kernels{std::move(attention)};
-  if (plan.kernel.split && plan.kernel.split_keys() == 0) kernels.push_back({plan.combine});
+  if (plan.kernel.leaves_splits()) kernels.push_back({plan.combine});
   if (reaches) kernels.push_back({plan.norms});
   if (plan.sums.warps != 0) kernels.push_back({plan.sums});
   kernels.insert(kernels.end(), schedules.begin(), schedules.end());

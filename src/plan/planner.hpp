@@ -1,6 +1,7 @@
 #ifndef FA_SRC_PLAN_PLANNER_HPP_
 #define FA_SRC_PLAN_PLANNER_HPP_
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -32,12 +33,20 @@ struct Choice {
   Family family = Family::sm80;
   int splits = 1;  ///< of the keys; a launch parameter, of which the kernel only knows whether it is 1
 
+  int split_blocks = 1;  ///< sm90: the splits are blocks of a cluster of so many, which merge them; a power of 2
+  static constexpr int kMaxSplitBlocks = 16;
+
+  /// Whether another kernel merges the splits.
+  bool leaves_splits() const noexcept { return splits > 1 && split_blocks == 1; }
+
   /// Dense, below kSlots.
   int slot() const noexcept {
     return (aligned ? 1 : 0) | (short_query ? 2 : 0) | (pack_gqa ? 4 : 0) | (splits > 1 ? 8 : 0) |
            (many_diagonals ? 16 : 0) | (dynamic ? 32 : 0) | (many_rows ? 64 : 0) | (long_rows ? 128 : 0) |
            (exact_max ? 256 : 0) | (affine_reach ? 512 : 0) | (scheduled ? 1024 : 0) | (shares_splits ? 2048 : 0) |
-           index_of(family) * 4096 | few_rows * 64 | (own_parts ? 16 : 0);  // in the place of what sm80 has not
+           index_of(family) * 4096 | few_rows * 64 | (own_parts ? 16 : 0) |  // in the place of what sm80 has not
+           (std::bit_width(static_cast<unsigned>(split_blocks)) - 1) *
+               32;  // of splits of few rows: nothing else is there
   }
   static constexpr int kSlots = kFamilies * 4096;
 };

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 #include <span>
 
@@ -165,7 +166,8 @@ sm90::ForwardShape shape_of(const KernelSpec& spec) {
           .dynamic = own.dynamic,
           .windowed = spec.variants.left_window || spec.variants.chunked,
           .masked = !spec.variants.mask.empty(),
-          .scheduled = own.scheduled || own.own_parts};
+          .scheduled = own.scheduled || own.own_parts,
+          .clustered = own.split_blocks > 1};
 }
 
 /// Whether a step of the product S may add what a score function grows by from key to key.
@@ -212,6 +214,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   own.softmax_chunks = sm90_forward_softmax_chunks(spec);
   spec.pack_gqa = choice.pack_gqa;
   spec.split = choice.splits > 1;
+  own.split_blocks = choice.split_blocks;
   own.own_ends = sm90_forward_own_ends(spec);
   own.dynamic = choice.dynamic;
   own.affine_reach = choice.affine_reach;
@@ -336,6 +339,21 @@ bool sm90_forward_splits_request(const Problem& problem, const Fixed& fixed, con
   // More tiles than that leave too many multiprocessors without a split.
   const std::int64_t tiles = choice.pack_gqa ? problem.h_kv : problem.h_q;
   return tiles * kFewestSplitsOfARequest <= kMultiprocessors && shares_by_schedule(problem, fixed, choice);
+}
+
+void sm90_forward_merge_in_cluster(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept {
+  if (!choice.short_query || choice.splits == 1 || problem.dropout || problem.accumulate || problem.bounded) return;
+  const int blocks = fixed.number("split_blocks", 1);
+  if (blocks < 2) return;
+  const Tile& tile = preferred_tiles(problem, choice).front();
+  const bool few_rows = fixed.number("tile_m", tile.tile_m) == 64 && fixed.number("q_buffers", tile.q_buffers) == 1;
+  const int tile_n = fixed.number("tile_n", tile.tile_n);
+  const int stage_bytes = sm90::tile_bytes(tile_n, problem.d_qk) + sm90::tile_bytes(tile_n, problem.d_v);
+  const bool has_room = sm90::cluster_part_bytes(problem.d_v) <= fixed.number("stages", tile.stages) * stage_bytes;
+  if (!few_rows || !has_room) return;
+  choice.split_blocks =
+      static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min(blocks, Choice::kMaxSplitBlocks))));
+  choice.splits = choice.split_blocks;
 }
 
 bool sm90_forward_long_rows(const Problem& problem) noexcept {
@@ -489,6 +507,19 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
         "= {}, "
         "page_size = {}",
         spec.tile_m, spec.as<Sm90Forward>().q_buffers, spec.page_size);
+  }
+  const int split_blocks = spec.as<Sm90Forward>().split_blocks;
+  if (split_blocks < 1 || split_blocks > Choice::kMaxSplitBlocks || !std::has_single_bit(unsigned(split_blocks))) {
+    return fmt::format("split_blocks = {}: accepted are 1, 2, 4, 8 and 16", split_blocks);
+  }
+  const bool few_rows = spec.split && consumers(spec) == 1 && spec.as<Sm90Forward>().q_buffers == 1;
+  if (split_blocks > 1 && (!few_rows || spec.dropout || spec.accumulate)) {
+    return fmt::format("split_blocks = {}: accepted with splits of few rows alone", split_blocks);
+  }
+  const sm90::SharedLayout layout = sm90::shared_layout(shape_of(spec));
+  if (split_blocks > 1 && sm90::cluster_part_bytes(spec.d_v) > layout.mbarriers - layout.k) {
+    return fmt::format("split_blocks = {}: K and V of tile_n = {}, stages = {} take less room than O in float",
+                       split_blocks, spec.tile_n, spec.stages);
   }
   if (spec.as<Sm90Forward>().own_ends && !sm90_forward_own_ends(spec)) return "own_ends = true: not of this kernel";
   return {};

@@ -34,6 +34,9 @@ bool sm90_forward_long_rows(const Problem& problem) noexcept;
 /// whose splits are of equal length whatever it is.
 bool sm90_forward_splits_request(const Problem& problem, const Fixed& fixed, const Choice& choice) noexcept;
 
+/// Lets the blocks of a cluster merge the splits of tiles of few rows, where that is faster than another kernel.
+void sm90_forward_merge_in_cluster(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept;
+
 /// Whether thread blocks share keys over pages, and find their parts by themselves: of a call without a schedule, of so
 /// few tiles that a warp knows them (templates/common/own_parts.cuh).
 bool sm90_forward_finds_parts(const Problem& problem, const Fixed& fixed, const Choice& choice) noexcept;

@@ -77,7 +77,7 @@ WorkspaceLayout forward_workspace(const Problem& problem, const Choice& choice, 
     layout.add(Section::partial_o, bytes_of(needs.partial_rows * problem.d_v), kAlignment);
     layout.add(Section::partial_lse, bytes_of(needs.partial_rows * kernel::kSplitSumFloats), kAlignment);
   }
-  if (choice.splits > 1) {
+  if (choice.leaves_splits()) {
     const std::int64_t rows = choice.splits * problem.b * problem.h_q * problem.s_q;
     layout.add(Section::partial_o, bytes_of(rows * problem.d_v));
     layout.add(Section::partial_lse, bytes_of(rows * kernel::kSplitSumFloats));

@@ -11,6 +11,7 @@
 #include <ptx/memory.cuh>
 #include <ptx/thread.cuh>
 #include <ptx/tma.cuh>
+#include <sm90/sm90_cluster_parts.cuh>
 #include <sm90/sm90_pieces.cuh>
 #include <sm90/sm90_roles.cuh>
 #include <sm90/sm90_row_statistics.cuh>
@@ -35,6 +36,11 @@ struct RowFactors<true> {
   float keys[2];
   float state[2];
 };
+/// With what is left for the blocks of a cluster.
+struct SharedRowFactors {
+  float keys[2];
+  kernel::SplitSum sums[2];
+};
 
 /// What ends a query tile: the log-sum-exp of its rows, and O on its way to memory; and query tiles that no key is
 /// visible to.
@@ -50,14 +56,16 @@ struct Epilogue : Schedule<Traits> {
   using Config = typename Base::Config;
   using Query = typename Base::Query;
   using Base::kTileM, Base::kHeadDimV, Base::kQBuffers, Base::kConsumers, Base::kPingpong, Base::kVarlen,
-      Base::kDropout, Base::kStageO, Base::kPostsPieces, Base::p, Base::params, Base::q_shared, Base::q_empty,
-      Base::listed_shared, Base::softmax_scale_log2, Base::rounds, Base::has_tile, Base::lengths_of, Base::first_row_of,
-      Base::has_row, Base::row_count, Base::has_rows, Base::query_of_round, Base::for_each_piece;
+      Base::kDropout, Base::kStageO, Base::kPostsPieces, Base::kSplitBlocks, Base::kMergesInCluster, Base::p,
+      Base::params, Base::q_shared, Base::q_empty, Base::listed_shared, Base::softmax_scale_log2, Base::rounds,
+      Base::has_tile, Base::lengths_of, Base::first_row_of, Base::has_row, Base::row_count, Base::has_rows,
+      Base::query_of_round, Base::for_each_piece;
 
   static constexpr bool kAccumulate = kernel::kAccumulate<Config> && !Config::kSplit;  // splits join later
   static_assert(!kernel::kAccumulate<Config> || !Variant::kSink, "the state has the sink");
   static_assert(!kAccumulate || !Base::kStatistics, "the state's P is not known");
-  using Factors = RowFactors<kAccumulate>;
+  static_assert(!kMergesInCluster || !kernel::kAccumulate<Config>, "what is merged is the result");
+  using Factors = typename kernel::Either<SharedRowFactors, RowFactors<kAccumulate>, kMergesInCluster>::type;
 
   FA_DEVICE explicit Epilogue(const Schedule<Traits>& base) : Schedule<Traits>(base) {}
 
@@ -120,6 +128,11 @@ struct Epilogue : Schedule<Traits> {
     if constexpr (Base::kStatistics) {
       StatisticsOfRows<Epilogue>{*this}.store(softmax, query, first_row, lane, weight);
     }
+    if constexpr (kMergesInCluster) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) factors.sums[r] = sums[r];
+      return;
+    }
     if ((!part && params.lse == nullptr) || lane % 4 != 0) return;
     if constexpr (Config::kSplit || kPostsPieces) {
       if (part) {
@@ -143,7 +156,9 @@ struct Epilogue : Schedule<Traits> {
   FA_DEVICE void store(O& o, const Factors& factors, const Query& query, int warp_row, int lane, int q_buffer) const {
     multiply(o, factors.keys);
     if constexpr (kAccumulate) add_states(o, factors, query, first_row_of(query.tile) + warp_row, lane);
-    if constexpr (kStageO) {
+    if constexpr (kMergesInCluster) {
+      merge_in_cluster(o, factors, query, warp_row, lane);
+    } else if constexpr (kStageO) {
       store_staged(o, query, warp_row, lane, kQBuffers - 1 - q_buffer);
     } else {
       store_direct(o, query, first_row_of(query.tile) + warp_row, lane);
@@ -248,6 +263,65 @@ struct Epilogue : Schedule<Traits> {
       }
     }
     store_rows(o, query, first_row, lane);
+  }
+
+  /// Leaves this block's part of the query tile where its keys were, and stores some columns of the whole. Called by
+  /// all consumers of the cluster.
+  FA_DEVICE void merge_in_cluster(const O& o, const Factors& factors, const Query& query, int warp_row,
+                                  int lane) const {
+    constexpr int kTiles = kHeadDimV / 8;
+    using Parts = ClusterParts<kSplitBlocks, kTiles>;
+    static_assert(Parts::kBytes <= Base::kLayout.mbarriers - Base::kLayout.k, "K and V have as much room");
+    const Parts parts{Base::shared + Base::kLayout.k};
+    const int warp = warp_row / 16;
+    ptx::barrier_sync(first_of(NamedBarrier::partial_rows), kWarpgroup);  // no warp's products read K and V
+    parts.leave(o, factors.sums, warp, lane);
+    ptx::cluster_sync();  // the parts of all blocks are there
+    const Rows rows{params.group, query.tile.head};
+    const int rows_here = row_count(query) - first_row_of(query.tile);
+    FA_UNROLL_BY(1)
+    for (int i = ptx::cluster_rank() * Parts::kWarps + warp; i < Parts::kWarps * kTiles;
+         i += kSplitBlocks * Parts::kWarps) {
+      const int from = i / kTiles;  // the warp whose rows they are
+      if (16 * from >= rows_here) break;
+      merge_columns(parts, query, rows, from, i % kTiles, lane);
+    }
+    ptx::sync_warp();
+    ptx::cluster_sync();  // another block may still read parts here
+  }
+
+  /// Stores an n8 tile of the rows that warp `from` had, and with the first one their log-sum-exps.
+  template <class Parts>
+  FA_DEVICE void merge_columns(const Parts& parts, const Query& query, const Rows& rows, int from, int tile,
+                               int lane) const {
+    const int first_row = first_row_of(query.tile) + 16 * from + lane / 4;
+    kernel::SplitSum sinks[2] = {kernel::SplitSum::of_no_keys(), kernel::SplitSum::of_no_keys()};
+    if constexpr (Variant::kSink) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        if (has_row(query, first_row + 8 * r))
+          sinks[r] = kernel::SplitSum::of_term(kernel::sink_of(params.variant, rows.query_head(first_row + 8 * r)));
+      }
+    }
+    const typename Parts::Weights weights = parts.weigh(from, lane, sinks);
+    float o[4];
+    parts.merge(o, weights, from, tile, lane);
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = first_row + 8 * r;
+      if (!has_row(query, row)) continue;
+      ptx::st_global(reinterpret_cast<uint32_t*>(o_row(query, rows, row) + 8 * tile + 2 * (lane % 4)),
+                     ptx::convert_pair<T>(o[2 * r], o[2 * r + 1]));
+      if (tile == 0 && lane % 4 == 0 && params.lse != nullptr)
+        ptx::st_global(lse_row(query, rows, row), weights.total[r].value());
+    }
+  }
+
+  /// The same of a block that has no key of the tile.
+  FA_DEVICE void merge_nothing(int warp_row, int lane) const {
+    O zeros = {};
+    const Factors factors{{0.f, 0.f}, {kernel::SplitSum::of_no_keys(), kernel::SplitSum::of_no_keys()}};
+    merge_in_cluster(zeros, factors, query_of_round(0), warp_row, lane);
   }
 
   /// In float, normalised.

@@ -43,11 +43,12 @@ struct Forward : Products<ForwardTraits<Config>> {
   using Base::kStages, Base::kQBuffers, Base::kConsumers, Base::kPingpong, Base::kRagged, Base::kDropout,
       Base::kAffineProduct, Base::kDropoutWarpgroup, Base::kEmptyWarp, Base::kOwnRanges, Base::kExchange,
       Base::kExactMax, Base::kDropoutRegisters, Base::kProducerRegisters, Base::kConsumerRegisters, Base::kDropoutWarps,
-      Base::kSummed, Base::kPostsPieces, Base::kFinishOverlapped, Base::kLayout, Base::kStageO, Base::p, Base::params,
-      Base::shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_empty, Base::dropout_shared,
-      Base::init_barriers, Base::release, Base::own_range_end, Base::other_rows, Base::read_work, Base::work_before,
-      Base::consume_work, Base::number_keys, Base::begin_rows, Base::before_keys, Base::with_keys, Base::with_products,
-      Base::before_softmax, Base::pack, Base::exponentiate, Base::rescue, Base::issue_scores, Base::issue_output;
+      Base::kSummed, Base::kPostsPieces, Base::kMergesInCluster, Base::kFinishOverlapped, Base::kLayout, Base::kStageO,
+      Base::p, Base::params, Base::shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_empty,
+      Base::dropout_shared, Base::init_barriers, Base::release, Base::own_range_end, Base::other_rows, Base::read_work,
+      Base::work_before, Base::consume_work, Base::number_keys, Base::begin_rows, Base::before_keys, Base::with_keys,
+      Base::with_products, Base::before_softmax, Base::pack, Base::exponentiate, Base::rescue, Base::issue_scores,
+      Base::issue_output;
 
   using Base::Base;
 
@@ -94,7 +95,7 @@ struct Forward : Products<ForwardTraits<Config>> {
       const int lane = ptx::thread_index() % kWarpSize;
       if (warp == 0 && (kRagged || lane == 0)) Producer<Traits>(*this).produce_q_and_k(lane == 0);
       if (warp == 1 && (kRagged || lane == 0)) Producer<Traits>(*this).produce_v(lane == 0);
-      if (warp == 2) epilogue().store_empty_tiles(lane);
+      if (warp == 2 && !kMergesInCluster) epilogue().store_empty_tiles(lane);
     } else {
       if (ptx::thread_index() == 0) Producer<Traits>(*this).produce_q_and_k(true);
       if (ptx::thread_index() == kWarpSize) Producer<Traits>(*this).produce_v(true);
@@ -130,10 +131,13 @@ struct Forward : Products<ForwardTraits<Config>> {
     at.consumer = consumer;
     at.lane = ptx::thread_index() % kWarpSize;
     at.warp_row = ptx::shfl(consumer * 64 + ptx::thread_index() % kWarpgroup / kWarpSize * 16, 0);
-    if constexpr (!kEmptyWarp && (Config::kCausal || Config::kSplit)) {
+    if constexpr (!kEmptyWarp && !kMergesInCluster && (Config::kCausal || Config::kSplit)) {
       if (Config::kSplit || params.causal_shift < 0) epilogue().store_empty(at.warp_row, at.lane);
     }
-    if (!consume_work(at.ahead, at.q_slot)) return;
+    if (!consume_work(at.ahead, at.q_slot)) {
+      if constexpr (kMergesInCluster) epilogue().merge_nothing(at.warp_row, at.lane);
+      return;
+    }
     if (kPingpong && consumer == kConsumers - 1) ptx::barrier_arrive(first_of(NamedBarrier::pingpong), 2 * kWarpgroup);
 
     // Once, or with kOwnRanges once for each stretch of query tiles behind KV tiles that are hidden from this
@@ -197,7 +201,7 @@ struct Forward : Products<ForwardTraits<Config>> {
     if (kStageO && at.staged) epilogue().release_staged(at.q_slot.index, at.lane);
     at.staged = false;
     at.q_slot.advance();
-    if (!consume_work(at.ahead, at.q_slot)) return false;
+    if (kMergesInCluster || !consume_work(at.ahead, at.q_slot)) return false;
     if constexpr (kExchange) at.warp_row = other_rows(at.warp_row, at.consumer);
     if constexpr (kOwnRanges) {
       more = own_range_end(at.ahead.query, at.warp_row) < at.ahead.query.range.end;

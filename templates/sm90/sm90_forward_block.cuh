@@ -3,6 +3,7 @@
 
 #include <common/constants.cuh>
 #include <common/dropout.cuh>
+#include <ptx/cluster.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
 #include <ptx/mbarrier.cuh>
@@ -34,6 +35,11 @@ struct ForwardBlock : Traits {
   FA_DEVICE uint32_t q_shared(int buffer) const { return shared + buffer * kLayout.q_bytes; }
   FA_DEVICE uint32_t k_shared(int stage) const { return shared + kLayout.k + stage * KTile::kBytes; }
   FA_DEVICE uint32_t v_shared(int stage) const { return shared + kLayout.v + stage * VTile::kBytes; }
+  /// As matrix descriptors have it.
+  FA_DEVICE static uint32_t described(uint32_t tile) {
+    if constexpr (Base::kMergesInCluster) return ptx::without_rank(tile);
+    return tile;
+  }
   // "Full": the copy has landed. "Empty": every warp has read the buffer.
   FA_DEVICE uint32_t k_full(int stage) const { return shared + kLayout.mbarriers + 8 * stage; }
   FA_DEVICE uint32_t k_empty(int stage) const { return k_full(kStages + stage); }

@@ -18,6 +18,7 @@ struct ForwardShape {
   bool windowed;   // keys are hidden before others too
   bool masked;     // by a mask function
   bool scheduled;  // blocks take pieces of query tiles
+  bool clustered;  // the blocks of a cluster have parts of them
 
   FA_HOST_DEVICE constexpr int consumers() const { return tile_m / kWarpgroupRows; }
 
@@ -47,6 +48,14 @@ struct ForwardShape {
   /// Whether what all random bits of a row have in common is kept, and what all of a column of a KV tile have.
   FA_HOST_DEVICE constexpr bool keeps_row_bits() const { return dropout && !pack_gqa; }
 };
+
+/// What a block leaves for its cluster of a query tile of 64 rows: O in float, and 16 bytes of sums a row.
+FA_HOST_DEVICE constexpr int cluster_part_bytes(int d_v) {
+  return kWarpgroupRows * (d_v * 4 + 16);
+}
+
+/// So much of a multiprocessor's shared memory that one block fits, not two.
+inline constexpr int kMoreThanHalf = 116736;
 
 inline constexpr int kMaskBuffers = 3;  // keep-masks of KV tiles in flight
 
@@ -91,6 +100,8 @@ FA_HOST_DEVICE constexpr SharedLayout shared_layout(const ForwardShape& shape) {
   at.column_bits = at.row_bits + (shape.keeps_row_bits() ? kBitsSpace * shape.tile_m : 0);
   at.column_bits_bytes = kBitsSpace * (shape.tile_n / 4);
   at.bytes = at.column_bits + (shape.keeps_row_bits() ? shape.dropout_warps() * at.column_bits_bytes : 0);
+  // In pairs, the blocks of clusters would take half of the multiprocessors.
+  if (shape.clustered) at.bytes = greater(at.bytes, kMoreThanHalf);
   return at;
 }
 

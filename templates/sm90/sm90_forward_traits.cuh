@@ -34,7 +34,7 @@ using ForwardParamsOf = typename kernel::Either<kernel::Sm90PlacedForward<kernel
 /// Constants and types of a Hopper forward.
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
-/// kCausal, kPositiveScale, kTakeTurns, kSoftmaxChunks, kPackGqa, kSplit; optionally kVarlen, kDropout,
+/// kCausal, kPositiveScale, kTakeTurns, kSoftmaxChunks, kPackGqa, kSplit; optionally kSplitBlocks, kVarlen, kDropout,
 /// kSkipsHidden, kOwnEnds, kDynamic, kAffineProduct, kAffineReach, kExactMax, kPageSize, kScheduled,
 /// kOwnParts (common/switches.cuh) and a Variant (common/variant.cuh).
 template <class C>
@@ -66,6 +66,12 @@ struct ForwardTraits {
   static_assert(!kernel::kScheduled<Config> || !kernel::kOwnParts<Config>, "one part a block");
   // Splits of a request are parts of its length, which the GPU alone knows.
   static constexpr bool kFewRowsInPages = kPostsPieces || (kPaged && Config::kSplit);
+  // Those of a query tile may be the blocks of a cluster, which merge what they have: each has one tile, and ends with
+  // it.
+  static constexpr int kSplitBlocks = kernel::kSplitBlocks<Config>;
+  static constexpr bool kMergesInCluster = kSplitBlocks > 1;
+  static_assert(!kMergesInCluster || (Config::kSplit && kConsumers == 1 && kQBuffers == 1),
+                "the splits of a tile of few rows");
   static constexpr bool kDropout = kernel::kDropout<Config>;
   // Other warps make its random bits: consumers whose product reads P from registers would do so at half speed.
   static_assert(!kDropout || kConsumers < 3, "three warpgroups leave no registers to dropout RNG warps");
@@ -94,7 +100,8 @@ struct ForwardTraits {
                                           .dynamic = kernel::kDynamic<Config>,
                                           .windowed = kWindowed,
                                           .masked = Variant::kMask,
-                                          .scheduled = kPostsPieces};
+                                          .scheduled = kPostsPieces,
+                                          .clustered = kMergesInCluster};
   static constexpr int kThreads = kShape.threads();
   static constexpr bool kDropoutWarpgroup = kShape.has_dropout_warpgroup();
   static constexpr bool kEmptyWarp = kShape.has_empty_warp();
@@ -162,6 +169,7 @@ struct ForwardTraits {
   static_assert(!kPaged || !kDropout, "no dropout over pages");
   static_assert(kPageSize < 0 || kPageSize % 8 == 0, "boxes of pages are whole rows of the swizzle");
   static_assert(!kPaged || !Variant::kChunked, "the first key of a chunk may be anywhere in a box");
+  static_assert(!kMergesInCluster || !kDropout, "what is merged is the result");
   static_assert(!kPostsPieces || (kPaged && kConsumers == 1 && kQBuffers == 1 && !Config::kSplit && !kOwnRanges),
                 "schedules are of calls over pages, for tiles of few rows");
 

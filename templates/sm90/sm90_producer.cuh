@@ -40,7 +40,7 @@ struct Producer : Schedule<Traits> {
   FA_DEVICE void produce_q_and_k(bool leads) const {
     ptx::prefetch_tensor_map(p.map_q);
     ptx::prefetch_tensor_map(p.map_k);
-    if constexpr (Config::kSplit) {  // the next kernel merges: it is to wait where it runs
+    if constexpr (Config::kSplit && !Base::kMergesInCluster) {  // the next kernel merges: it is to wait where it runs
       if (kernel::merges_few_rows(params)) ptx::griddepcontrol_launch_dependents();
     }
     RingSlot<kStages> k_slot;

@@ -24,7 +24,7 @@ struct Products : Probabilities<Traits> {
   using O = typename Base::O;
   using Tile = typename Base::Tile;
   using Base::kConsumers, Base::kSSteps, Base::kPSteps, Base::kAffineProduct, Base::kExchange, Base::kLayout,
-      Base::shared, Base::q_shared, Base::k_shared, Base::v_shared;
+      Base::shared, Base::q_shared, Base::k_shared, Base::v_shared, Base::described;
 
   using Base::Base;
 
@@ -35,8 +35,8 @@ struct Products : Probabilities<Traits> {
     ptx::wgmma_fence();
     FA_UNROLL
     for (int step = 0; step < kSSteps; ++step) {
-      SGemm::template shared<false>(s, QTile::k_major(q_shared(q_buffer), rows, step),
-                                    KTile::k_major(k_shared(stage), 0, step), step != 0);
+      SGemm::template shared<false>(s, QTile::k_major(described(q_shared(q_buffer)), rows, step),
+                                    KTile::k_major(described(k_shared(stage)), 0, step), step != 0);
     }
     if constexpr (kAffineProduct) {
       SGemm::template registers<false>(s, tile.slopes.operand, KeyNumbers::descriptor(shared + kLayout.key_numbers),
@@ -51,7 +51,7 @@ struct Products : Probabilities<Traits> {
     ptx::wgmma_fence();
     FA_UNROLL
     for (int step = 0; step < kPSteps; ++step) {
-      OGemm::template registers<true>(o, probabilities[step], VTile::mn_major(v_shared(stage), step),
+      OGemm::template registers<true>(o, probabilities[step], VTile::mn_major(described(v_shared(stage)), step),
                                       accumulate || step != 0);
     }
     ptx::wgmma_commit();

@@ -51,6 +51,7 @@ struct WideTraits {
   static constexpr bool kRagged = kVarlen || kPaged;
   static constexpr bool kScheduled = kernel::kScheduled<Config>;
   static constexpr bool kPostsPieces = false;  // beside work descriptors
+  static constexpr bool kMergesInCluster = false;
   static constexpr bool kValueInKey = kernel::kValueInKey<Config>;
   static constexpr bool kWindowed = Variant::kLeftWindow || Variant::kChunked;
   static constexpr bool kWaves = kRagged && !kernel::kBounded<Config>;

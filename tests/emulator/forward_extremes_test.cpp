@@ -41,7 +41,7 @@ ForwardCase case_of(const KernelSpec& spec, const Extreme& extreme) {
   ForwardCase c;
   c.spec = spec;
   c.blocks = 2;
-  c.splits = spec.split ? 3 : 1;
+  c.splits = splits_of(spec, 3);
   c.attention = {.b = 1,
                  .h_q = 2,
                  .h_kv = 1,

@@ -154,7 +154,8 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
                                 .dynamic = c.spec.dynamic(),
                                 .affine_reach = c.spec.affine_reach(),
                                 .family = c.spec.family(),
-                                .splits = c.splits};
+                                .splits = c.splits,
+                                .split_blocks = c.spec.cluster()};
   fa::plan::PackedArgs packed;
   if (c.spec.dropout) packed.dropout = fa::plan::dropout_params(0.5);
   const std::vector<std::byte> zeros(2 * sizeof(std::uint64_t));
@@ -167,7 +168,7 @@ AttentionOutputs run_forward(const ForwardCase& c, const AttentionInputs& inputs
   // What is of the GPU, as the case has it: more blocks than tiles, too.
   call.forward_params.attention.base.heads_in_flight = c.heads_in_flight;
   const bool waves = fa::plan::needs_tile_lists(problem) && !c.spec.bounded;
-  if (c.spec.kernel().persistent && !waves) call.step(Role::attention)->grid = c.blocks;
+  if (c.spec.kernel().persistent && c.spec.cluster() == 1 && !waves) call.step(Role::attention)->grid = c.blocks;
   run_plan(call, plan_kernels, memory, seed);
   fetch(memory, o, outputs.o);
   if (c.lse) fetch(memory, lse, outputs.lse);

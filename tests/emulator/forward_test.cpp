@@ -62,7 +62,7 @@ ForwardCase make_case(const KernelSpec& spec, const Row& row) {
   c.placement = static_cast<Placement>(row[4]);
   c.attention.causal_align = row[5] == 0 ? CausalAlign::bottom_right : CausalAlign::top_left;
   c.lse = row[6] == 0;
-  c.splits = spec.split ? kSplits[row[7]] : 1;
+  c.splits = splits_of(spec, kSplits[row[7]]);
   c.attention.b = static_cast<std::int64_t>(row[9]) + 1;
   const std::int64_t heads = (spec.pack_gqa ? c.attention.h_kv : c.attention.h_q) * c.attention.b;
   c.heads_in_flight = static_cast<int>(std::min<std::int64_t>(kHeadsInFlight[row[8]], heads));
@@ -185,7 +185,7 @@ ForwardCase make_sm90_case(const KernelSpec& spec, const Row& row) {
   c.attention.causal_align = row[5] == 0 ? CausalAlign::bottom_right : CausalAlign::top_left;
   c.lse = row[6] == 0;
   c.blocks = kBlocks[row[7]];
-  c.splits = spec.split ? kSplits[row[7]] : 1;
+  c.splits = splits_of(spec, kSplits[row[7]]);
   c.attention.b = static_cast<std::int64_t>(row[8]) + 1;
   return c;
 }

@@ -22,6 +22,7 @@
 #include "emulator/paged_run.hpp"
 #include "emulator/schedule_run.hpp"
 #include "emulator/sm90_backward_cases.hpp"
+#include "emulator/specs.hpp"
 #include "emulator/variant_specs.hpp"
 #include "plan/catalogue.hpp"
 #include "support/thorough.hpp"
@@ -49,7 +50,7 @@ ForwardCase case_of(const Mutation& mutation, const Size& size = kSizes[0]) {
   c.attention.h_q = 2 * c.attention.h_kv;
   c.attention.s_q = size.s_q;
   c.attention.s_kv = size.s_kv;
-  c.splits = mutation.subject.spec.split ? 2 : 1;
+  c.splits = splits_of(mutation.subject.spec, 2);
   c.blocks = 1;
   if (mutation.subject.spec.kernel().tensor_maps) c.attention.scale = mutation.subject.scale;
   if (mutation.subject.choice.empty() || mutation.subject.spec.page_size != 0) return c;

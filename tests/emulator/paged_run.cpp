@@ -193,7 +193,8 @@ AttentionOutputs run_paged(const KernelSpec& spec, const PagedCase& c, const Pag
                                 .scheduled = spec.scheduled(),
                                 .own_parts = spec.own_parts(),
                                 .family = spec.family(),
-                                .splits = spec.split ? kSplits : 1};
+                                .splits = splits_of(spec, kSplits),
+                                .split_blocks = spec.cluster()};
   kernels.names[Role::schedule] = run.schedule_kernel;
   fa::plan::CallFacts facts{static_cast<double>(c.attention.softmax_scale()), run.multiprocessors, false, call.args};
   if (run.launches > 0 && spec.scheduled()) {

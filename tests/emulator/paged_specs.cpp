@@ -39,6 +39,7 @@ enum Flag : unsigned {
   kTwoBlocks = 32768,  // share a multiprocessor
   kTuring = 65536,     // for compute capability 7.5
   kSplit = 131072,     // blocks have equal parts of each request
+  kCluster = 262144,   // of four blocks, which merge them
 };
 
 struct Shape {
@@ -153,6 +154,8 @@ constexpr Shape kShapes[] = {
     {16, DType::bf16, 64, 64, 64, 8, 32, 2, kCausal | kPackGqa | kSplit | kTwoBlocks, "", 1},
     {8, DType::f16, 40, 128, 64, 8, 48, 2, kCausal | kSplit, "", 1},
     {16, DType::f16, 64, 64, 64, 8, 64, 2, kPackGqa | kSplit | kTwoBlocks, "window_sink", 1},
+    {8, DType::bf16, 72, 128, 64, 8, 48, 2, kCausal | kPackGqa | kSplit | kCluster, "", 1},
+    {16, DType::f16, 64, 64, 64, 8, 64, 2, kPackGqa | kSplit | kCluster | kTwoBlocks, "window_sink", 1},
     {64, DType::bf16, 576, 512, 64, 12, 64, 2, kCausal | kPackGqa | kInKey | kScheduled | kWide},
     {16, DType::f16, 320, 256, 64, 12, 64, 2, kPacked | kCausal | kPackGqa | kInKey | kScheduled | kWide},
     {8, DType::bf16, 264, 72, 64, 12, 64, 2, kPacked | kCausal | kWide},
@@ -183,6 +186,7 @@ void take_sm90(KernelSpec& spec, const Shape& shape) {
   own.own_parts = shape.has(kOwnParts);
   own.q_buffers = shape.q_buffers;
   own.exact_max = (own.scheduled || own.own_parts || spec.split) && *shape.choice == '\0' && shape.d_v != 128;
+  own.split_blocks = shape.has(kCluster) ? 4 : 1;
   own.softmax_chunks = 2;
   own.take_turns = spec.tile_m > 64 && spec.tile_m < 256;
 }

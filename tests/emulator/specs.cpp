@@ -158,6 +158,7 @@ struct Sm90Shape {
   bool own_ends = false;
   bool dynamic = false;
   bool exact_max = false;
+  int split_blocks = 1;
 };
 
 constexpr Sm90Shape kSm90Shapes[] = {
@@ -198,6 +199,8 @@ constexpr Sm90Shape kSm90Shapes[] = {
     {DType::bf16, 96, 96, 192, 64, 2, 2, true, true, false, true, 1, false, false, true, true, true},
     {DType::f16, 72, 128, 64, 32, 2, 1, true, false, true, true, 1, true, false, false, false, true},
     {DType::bf16, 64, 64, 256, 32, 3, 2, true, false, false, true, 1, false, false, true, false, true},
+    {DType::bf16, 64, 64, 64, 48, 2, 1, true, false, true, true, 2, true, false, false, false, false, 2},
+    {DType::f16, 40, 72, 64, 32, 3, 1, false, false, false, false, 1, true, false, false, false, true, 4},
 };
 
 /// Of the Hopper forward for wide heads: V apart from K, in halves that are even or not.
@@ -255,6 +258,7 @@ std::vector<KernelSpec> find_sm90_specs() {
     spec.as<fa::plan::Sm90Forward>().own_ends = shape.own_ends;
     spec.as<fa::plan::Sm90Forward>().dynamic = shape.dynamic;
     spec.as<fa::plan::Sm90Forward>().exact_max = shape.exact_max;
+    spec.as<fa::plan::Sm90Forward>().split_blocks = shape.split_blocks;
     spec.positive_scale = shape.positive_scale;
     specs.push_back(spec);
   }
@@ -297,6 +301,10 @@ std::vector<Problem> planned_problems() {
   problems.push_back(problem(DType::bf16, 64, false, 1100, 2, 1));  // one query row over many keys: split and packed
   problems.back().s_q = 1;
   return problems;
+}
+
+int splits_of(const KernelSpec& spec, int wanted) {
+  return !spec.split ? 1 : spec.cluster() > 1 ? spec.cluster() : wanted;
 }
 
 KernelSpec combine_spec(const KernelSpec& split) {

@@ -22,6 +22,9 @@ std::vector<fa::plan::Problem> planned_problems();
 /// Hopper kernels: the head dims and tiles that are special in one way or another, and every pair of their flags.
 const std::vector<fa::plan::KernelSpec>& sm90_specs();
 
+/// Of a kernel that splits keys `wanted`, or as many as its cluster has blocks; else 1.
+int splits_of(const fa::plan::KernelSpec& spec, int wanted);
+
 /// The combine kernel that goes with a split kernel.
 fa::plan::KernelSpec combine_spec(const fa::plan::KernelSpec& split);
 

@@ -239,6 +239,26 @@ std::vector<KernelOverride> hopper_overrides() {
 }
 INSTANTIATE_TEST_SUITE_P(Hopper, Overrides, ::testing::ValuesIn(hopper_overrides()), name_of);
 
+/// Of blocks that have keys, and of more blocks than KV tiles.
+TEST_F(Forward, ClustersMergeTheSplitsOfFewRows) {
+  if (!on_hopper()) GTEST_SKIP() << "GPU 0 is no Hopper";
+  for (const int blocks : {2, 4, 8, 16}) {
+    for (const std::int64_t d : {40, 64, 128, 256}) {
+      AttentionCase c{.b = 3, .h_q = 8, .h_kv = 2, .s_q = 3, .s_kv = 2345, .d_qk = d, .d_v = d, .causal = d != 64};
+      if (blocks == 4) c.dtype = DType::f16;
+      if (blocks == 16) c.b = 40;  // more clusters than run at once
+      AttentionConfig config = config_of(c);
+      config.kernel = KernelOverride{"sm90", fmt::format("splits=2 split_blocks={}", blocks)};
+      run_case(c, config);
+      c.s_kv = 130;
+      run_case(c, config);
+      c.s_kv = 2;
+      c.s_q = 5;  // rows without keys
+      run_case(c, config);
+    }
+  }
+}
+
 TEST_F(Forward, HopperTakesItsFamilyWhereItCan) {
   if (!on_hopper()) GTEST_SKIP() << "GPU 0 is no Hopper";
   const AttentionShape shape{.b = 2, .h_q = 8, .s_q = 1000, .s_kv = 1000};

@@ -352,6 +352,28 @@ TEST_F(Paged, TheHopperForwardSharesTheKeysOfFewRows) {
   }
 }
 
+/// The keys of one request in equal parts, which a cluster merges.
+TEST_F(Paged, ClustersMergeTheSplitsOfARequest) {
+  if (driver::device_info(0).arch != plan::parse_arch("sm_90a")) GTEST_SKIP() << "GPU 0 is no Hopper";
+  for (const int blocks : {2, 8, 16}) {
+    for (const std::int64_t d : {64, 128, 256}) {
+      for (const std::int32_t keys : {0, 3, 700, 9000}) {
+        PagedCase c;
+        c.attention = {.h_q = 8, .h_kv = 2, .d_qk = d, .d_v = d, .causal = d != 64};
+        c.variant.config.kernel = KernelOverride{"sm90", fmt::format("splits=2 split_blocks={}", blocks)};
+        c.variant.config.sink = d == 64;
+        c.page_size = blocks == 2 ? kContiguous : 16;
+        c.rows = {3};
+        c.keys = {keys};
+        SCOPED_TRACE(fmt::format("{} blocks, d {}, {} keys", blocks, d, keys));
+        const DevicePaged device(c);
+        Attention::create(config_of(c)).forward(device.inputs(), device.outputs());
+        device.expect_forward();
+      }
+    }
+  }
+}
+
 TEST_F(Paged, SchedulesOfPrefillsChunksDecodesAndEmptyRequests) {
   PagedCase c;
   c.attention = {.h_q = 32, .h_kv = 8, .d_qk = 128, .d_v = 128, .causal = true, .layout = Layout::bshd};

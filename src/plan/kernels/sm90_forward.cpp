@@ -63,6 +63,11 @@ constexpr Field kFields[] = {
         .as("kOwnParts", "thread blocks find their parts of the keys by themselves")
         .open("The same, by thread blocks that find their parts by themselves")
         .by_call(),
+    field<&Sm90Forward::split_blocks>("split_blocks")
+        .when_set()
+        .as("kSplitBlocks", "of a cluster, which merge their splits")
+        .open("Thread blocks of a cluster that share the keys of a query tile")
+        .by_call(),
     field<&SpecHead::accumulate>("accumulate").when_set().as("kAccumulate", "to what o and lse hold"),
     field<&SpecHead::max_logit>("max_logit")
         .when_above_0()
@@ -114,6 +119,7 @@ constinit const ForwardFamily kSm90ForwardFamily{
     .has_schedule = true,
     .misfit = sm90_forward_misfit,
     .obstacle = sm90_copy_obstacle,
+    .merge_in_cluster = sm90_forward_merge_in_cluster,
     .packs = packs,
     .may_have_reach = sm90_forward_may_have_reach,
     .decide = sm90_forward_decide,

@@ -82,7 +82,7 @@ TEST(KernelSpec, MutationsCoverEveryFieldOfTheHead) {
 
 TEST(KernelSpec, MembersAreCounted) {
   EXPECT_EQ(detail::members<Sm80Forward>(), 10U);
-  EXPECT_EQ(detail::members<Sm90Forward>(), 11U);
+  EXPECT_EQ(detail::members<Sm90Forward>(), 12U);
   EXPECT_EQ(detail::members<MaskKeys>(), 0U);
 }
 

@@ -337,10 +337,10 @@ TEST(Choice, SlotsAreDenseAndUnique) {
   }
   // A new member of Choice breaks this binding: it needs a bit of the slot.
   const auto [aligned, short_query, pack_gqa, many_diagonals, dynamic, many_rows, long_rows, exact_max, affine_reach,
-              scheduled, own_parts, splits_request, few_rows, shares_splits, family, splits] = Choice{};
+              scheduled, own_parts, splits_request, few_rows, shares_splits, family, splits, split_blocks] = Choice{};
   const bool any = short_query || pack_gqa || many_diagonals || dynamic || many_rows || long_rows || exact_max ||
                    affine_reach || scheduled || own_parts || splits_request || few_rows > 0 || shares_splits ||
-                   splits > 1;
+                   splits > 1 || split_blocks > 1;
   EXPECT_EQ(Choice{}.slot(), (aligned ? 1 : 0) + (any || family == Family::sm90 ? 2 : 0));
 }
 
@@ -369,6 +369,41 @@ TEST(Choice, LongSequencesAndLargeBatchesAreNotSplit) {
   EXPECT_EQ(choose(shaped(1, 16, 16, 16384, 16384), {}).splits, 1);
   EXPECT_EQ(choose(shaped(128, 32, 8, 1, 32768), {}).splits, 1);
   EXPECT_EQ(choose(shaped(1, 97, 97, 1, 32768), {}).splits, 1);
+}
+
+TEST(Choice, BlocksOfAClusterMergeTheirSplits) {
+  const Fixed fixed{{"split_blocks", 8}};
+  for (int d = 8; d <= 256; d += 8) {
+    Problem problem = shaped(2, 8, 2, 1, 8192);
+    problem.d_qk = problem.d_v = d;
+    const Choice choice = choose(problem, fixed);
+    EXPECT_EQ(choice.splits, 8);
+    EXPECT_EQ(choice.split_blocks, 8);
+    EXPECT_EQ(forward_workspace(problem, choice, ForwardNeeds{}).bytes(), 0U) << "nothing leaves the chip";
+    const ForwardPlan plan = plan_forward(problem, fixed);
+    EXPECT_EQ(plan.kernel.cluster(), 8) << d << ": the parts have room";
+    EXPECT_GT(2 * (shared_bytes(plan.kernel) + 1024), limits(problem.arch).shared_per_sm);
+    EXPECT_EQ(kernels_of(plan).size(), 1U) << "no other kernel merges";
+    kernel::ForwardVariantParams params;
+    EXPECT_EQ(forward_params(problem, {}, 1, choice.splits, plan.kernel, 132, {}, params).grid, 2 * 2 * 8);
+    EXPECT_EQ(forward_params(problem, {}, 1, choice.splits, plan.kernel, 8, {}, params).grid, 2 * 2 * 8)
+        << "whole clusters";
+  }
+  const auto blocks = [&](const Problem& problem, const Fixed& with) { return choose(problem, with).split_blocks; };
+  Problem problem = shaped(1, 8, 2, 1, 8192);
+  EXPECT_EQ(blocks(problem, {{"split_blocks", 7}}), 4);
+  EXPECT_EQ(blocks(problem, {{"split_blocks", 8}, {"tile_n", 16}}), 1) << "no room";
+  EXPECT_EQ(blocks(problem, {{"split_blocks", 8}, {"tile_n", 16}, {"stages", 7}}), 8);
+  EXPECT_EQ(blocks(problem, {{"split_blocks", 8}, {"tile_m", 128}}), 1);
+  EXPECT_EQ(blocks(shaped(1, 8, 2, 64, 8192), fixed), 1) << "more rows than a tile of few";
+  problem.accumulate = true;
+  EXPECT_EQ(blocks(problem, fixed), 1);
+  problem = shaped(1, 8, 2, 1, 8192);
+  problem.bounded = true;
+  EXPECT_EQ(blocks(problem, fixed), 1) << "blocks wait for each other";
+  problem = shaped(1, 8, 2, 1, 8192);
+  problem.arch = parse_arch("sm_80");
+  EXPECT_EQ(blocks(problem, fixed), 1);
 }
 
 TEST(Choice, DecodeShapesAreSplit) {
