@@ -44,10 +44,21 @@ struct Tile {
   int tile_m, tile_n, warps;
 };
 // In order of preference; the first that fits is taken. Two tiles of 16 rows a warp use every fragment of K twice.
-// Blocks of more keys read fewer rows in all, where two of them fit in a multiprocessor.
+// Blocks of more keys read fewer rows in all, where as many of them fit in a multiprocessor.
 constexpr std::array kTiles{Tile{128, 128, 4}, Tile{128, 64, 4}, Tile{64, 64, 4},
                             Tile{64, 32, 4},   Tile{32, 32, 2},  Tile{16, 16, 1}};
 constexpr std::size_t kFirst32Bit = 3;  // whose products take more registers
+
+/// Up to the two that registers leave room for.
+int blocks_of_multiprocessor(const KernelSpec& spec) {
+  return std::min(limits(spec.arch).shared_per_block / bytes_of_tiles(spec), 2);
+}
+
+void take(KernelSpec& spec, const Tile& tile) {
+  spec.tile_m = tile.tile_m;
+  spec.tile_n = tile.tile_n;
+  spec.warps = tile.warps;
+}
 
 }  // namespace
 
@@ -66,12 +77,11 @@ KernelSpec column_sums_spec(const Problem& problem) {
   spec.positive_scale = problem.positive_scale || !spec.variants.score.empty();
   spec.aligned = problem.aligned;
   spec.varlen = problem.varlen;
+  take(spec, kTiles[1]);
+  const int blocks = std::max(blocks_of_multiprocessor(spec), 1);
   for (std::size_t i = problem.dtype == DType::f32 ? kFirst32Bit : 0; i < kTiles.size(); ++i) {
-    spec.tile_m = kTiles[i].tile_m;
-    spec.tile_n = kTiles[i].tile_n;
-    spec.warps = kTiles[i].warps;
-    const int blocks = spec.tile_n == kTiles[0].tile_n ? 2 : 1;
-    if (blocks * bytes_of_tiles(spec) <= limits(spec.arch).shared_per_block) return spec;
+    take(spec, kTiles[i]);
+    if (blocks_of_multiprocessor(spec) >= (i == 0 ? blocks : 1)) return spec;
   }
   support::throw_unsupported("statistics.column_sums", problem.d_qk, "a head_dim whose tiles fit the shared memory");
 }
