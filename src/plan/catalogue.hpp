@@ -74,8 +74,8 @@ struct ForwardFamily {
   /// every problem.
   const char* (*misfit)(const Problem&) noexcept = nullptr;
   const char* (*obstacle)(const Problem&) noexcept = nullptr;
-  /// Lets blocks of a cluster merge the splits of a choice, where that is faster than another kernel; nullptr: never.
-  void (*merge_in_cluster)(const Problem&, const Fixed&, Choice&) noexcept = nullptr;
+  /// Lets blocks form clusters, where that is faster; nullptr: never.
+  void (*form_clusters)(const Problem&, const Fixed&, Choice&) noexcept = nullptr;
   /// Whether the query heads that `choice` packs fill its tiles; nullptr: always.
   bool (*packs)(const Problem&, const Fixed&, const Choice&) noexcept = nullptr;
   /// Keys out of an affine score function's reach may be left out; nullptr: never.

@@ -169,7 +169,8 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
   const std::int64_t together = heads_of_a_tile(spec, problem.h_q / problem.h_kv, problem.s_q);
   params.group = static_cast<int>(spec.pack_gqa ? together : problem.h_q / problem.h_kv);
   params.causal_shift = causal_shift(problem);
-  params.heads = static_cast<int>(problem.h_q / together);
+  const bool by_parts = spec.scheduled() || spec.own_parts();
+  params.heads = static_cast<int>(problem.h_q / (by_parts ? together * spec.cluster() : together));
   const std::int64_t rows = (problem.varlen ? problem.total_q : problem.s_q) * (spec.pack_gqa ? params.group : 1);
   params.m_blocks =
       static_cast<int>(problem.varlen ? slots(rows, spec.tile_m, problem.b) : ceil_div(rows, spec.tile_m));
@@ -180,7 +181,6 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
   if (problem.variants != nullptr) params.variant = variant_params(problem, tensors.variant, scale);
 
   const bool persistent = spec.kernel().persistent;
-  const bool by_parts = spec.scheduled() || spec.own_parts();
   const ScheduleShape schedule = by_parts ? schedule_shape(problem, spec, multiprocessors) : ScheduleShape();
   if (persistent) multiprocessors *= spec.min_blocks;  // as many blocks stay to the end
   const std::int64_t heads = problem.b * params.heads;
@@ -204,7 +204,7 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
   }
   launch.tiles = std::int64_t{params.m_blocks} * params.heads * (problem.varlen ? 1 : params.b) * params.splits;
   if (by_parts) {
-    launch.grid = schedule.parts;
+    launch.grid = std::int64_t{schedule.parts} * spec.cluster();
     return launch;
   }
   if (spec.split_keys() > 0 && spec.split) launch.tiles *= params.sequences.wave;

@@ -155,8 +155,8 @@ Choice choose_alone(const Problem& problem, const Fixed& fixed) noexcept {
     choice.scheduled = false;
     choice.shares_splits = shares_splits(problem, choice, tile_m, tiles);
   }
-  const auto merge_in_cluster = forward_family(choice.family).merge_in_cluster;
-  if (merge_in_cluster != nullptr) merge_in_cluster(problem, fixed, choice);
+  const auto form_clusters = forward_family(choice.family).form_clusters;
+  if (form_clusters != nullptr) form_clusters(problem, fixed, choice);
   return choice;
 }
 

@@ -30,6 +30,7 @@ struct Choice {
   bool splits_request = false;  ///< sm90: likewise in splits, parts of a single request's length; splits tell the slot
   int few_rows = 0;  ///< sm80: a head has at most 32 (1, above head dim 256) or 16 (2), where that counts; 3: few heads
   bool shares_splits = false;  ///< with a fixed split size: thread blocks share the splits of a query tile
+  bool multicast = false;      ///< sm90_wide: the two blocks of a cluster copy keys for each other
   Family family = Family::sm80;
   int splits = 1;  ///< of the keys; a launch parameter, of which the kernel only knows whether it is 1
 
@@ -44,7 +45,8 @@ struct Choice {
     return (aligned ? 1 : 0) | (short_query ? 2 : 0) | (pack_gqa ? 4 : 0) | (splits > 1 ? 8 : 0) |
            (many_diagonals ? 16 : 0) | (dynamic ? 32 : 0) | (many_rows ? 64 : 0) | (long_rows ? 128 : 0) |
            (exact_max ? 256 : 0) | (affine_reach ? 512 : 0) | (scheduled ? 1024 : 0) | (shares_splits ? 2048 : 0) |
-           index_of(family) * 4096 | few_rows * 64 | (own_parts ? 16 : 0) |  // in the place of what sm80 has not
+           index_of(family) * 4096 | few_rows * 64 |
+           (own_parts || multicast ? 16 : 0) |  // in the place of what sm80 has not
            (std::bit_width(static_cast<unsigned>(split_blocks)) - 1) *
                32;  // of splits of few rows: nothing else is there
   }

@@ -19,8 +19,9 @@ std::int64_t rows_each(const Problem& problem, const KernelSpec& attention) noex
   return heads_of_a_tile(attention, problem.h_q / problem.h_kv, problem.s_q);
 }
 
+/// Of the grid, those of a cluster together.
 std::int64_t heads_of(const Problem& problem, const KernelSpec& attention) noexcept {
-  return problem.h_q / rows_each(problem, attention);
+  return problem.h_q / (rows_each(problem, attention) * attention.cluster());
 }
 
 /// A request's lengths.
@@ -118,7 +119,7 @@ KernelSpec schedule_spec(const KernelSpec& attention) {
 }
 
 std::size_t ScheduleShape::bytes() const noexcept {
-  const auto rounded_parts = static_cast<std::size_t>(ceil_div(parts, 4) * 4);
+  const auto rounded_parts = static_cast<std::size_t>(ceil_div(2 * parts, 4) * 4);
   return sizeof(kernel::ScheduleHead) + static_cast<std::size_t>(parts + 1) * sizeof(kernel::PartStart) +
          rounded_parts * sizeof(std::int32_t) +
          static_cast<std::size_t>(segments * segment_slots) * sizeof(kernel::WorkItem);
@@ -139,14 +140,15 @@ ScheduleShape schedule_shape(const Problem& problem, const KernelSpec& attention
       std::max<std::int64_t>(ceil_div(problem.s_kv, attention.tile_n) / kernel::kFewestTiles, 1);
   std::int64_t most = 0;
   if (__builtin_mul_overflow(shape.slots * heads_of(problem, attention), pieces, &most)) most = INT64_MAX;
-  const std::int64_t blocks = std::int64_t{multiprocessors} * (problem.bounded ? 1 : attention.min_blocks);
+  const std::int64_t blocks =
+      std::int64_t{multiprocessors} * (problem.bounded ? 1 : attention.min_blocks) / attention.cluster();
   shape.parts = static_cast<int>(std::clamp<std::int64_t>(blocks, 1, std::max<std::int64_t>(most, 1)));
   return shape;
 }
 
 std::int64_t partial_rows(const Problem& problem, const KernelSpec& attention, const ScheduleShape& shape) noexcept {
   const std::int64_t rows = problem.s_q * rows_each(problem, attention);
-  return 2 * shape.parts * std::min<std::int64_t>(rows, attention.tile_m);
+  return 2 * shape.parts * attention.cluster() * std::min<std::int64_t>(rows, attention.tile_m);
 }
 
 std::uint64_t schedule_tag(const Problem& problem, const KernelSpec& attention, const ScheduleShape& shape) noexcept {
@@ -157,7 +159,8 @@ std::uint64_t schedule_tag(const Problem& problem, const KernelSpec& attention, 
         std::int64_t{problem.varlen}, problem.b, problem.h_q, problem.h_kv, problem.s_q, problem.s_kv, problem.total_q,
         std::int64_t{problem.causal}, std::int64_t{causal_shift(problem)},
         variants != nullptr && variants->left_window ? problem.window_left : -1,
-        variants != nullptr && variants->chunked ? problem.chunk : 0, std::int64_t{shape.parts}}) {
+        variants != nullptr && variants->chunked ? problem.chunk : 0, std::int64_t{shape.parts},
+        std::int64_t{attention.cluster()}}) {
     tag = mix_tag(tag, static_cast<std::uint64_t>(value));
   }
   return tag;

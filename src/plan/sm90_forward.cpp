@@ -341,7 +341,7 @@ bool sm90_forward_splits_request(const Problem& problem, const Fixed& fixed, con
   return tiles * kFewestSplitsOfARequest <= kMultiprocessors && shares_by_schedule(problem, fixed, choice);
 }
 
-void sm90_forward_merge_in_cluster(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept {
+void sm90_forward_form_clusters(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept {
   if (!choice.short_query || choice.splits == 1 || problem.dropout || problem.accumulate || problem.bounded) return;
   const int blocks = fixed.number("split_blocks", 1);
   if (blocks < 2) return;

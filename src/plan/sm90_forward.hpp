@@ -35,7 +35,7 @@ bool sm90_forward_long_rows(const Problem& problem) noexcept;
 bool sm90_forward_splits_request(const Problem& problem, const Fixed& fixed, const Choice& choice) noexcept;
 
 /// Lets the blocks of a cluster merge the splits of tiles of few rows, where that is faster than another kernel.
-void sm90_forward_merge_in_cluster(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept;
+void sm90_forward_form_clusters(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept;
 
 /// Whether thread blocks share keys over pages, and find their parts by themselves: of a call without a schedule, of so
 /// few tiles that a warp knows them (templates/common/own_parts.cuh).

@@ -9,6 +9,7 @@
 #include <fa/error.hpp>
 #include <sm90/sm90_wide_layout.cuh>
 
+#include "plan/forward_launch.hpp"
 #include "plan/sm90_forward.hpp"
 
 namespace fa::plan {
@@ -51,6 +52,7 @@ KernelSpec with_stages(const Problem& problem, const Choice& choice, int stages)
   spec.pack_gqa = choice.pack_gqa;
   spec.split = choice.splits > 1;
   own.scheduled = choice.scheduled;
+  own.multicast = choice.multicast;
   own.value_in_key = problem.value_in_key && holds_values(shape_of(spec));  // else K is read again, as V
   return spec;
 }
@@ -96,6 +98,7 @@ std::string sm90_wide_forward_refusal(const KernelSpec& spec) {
   if (spec.d_qk > kMostHeadDimQk || spec.d_v > kMostHeadDimV) {
     return fmt::format("d_qk = {}, d_v = {}: accepted are up to 576 and 512", spec.d_qk, spec.d_v);
   }
+  if (own.multicast && (!own.scheduled || spec.bounded)) return "multicast = true: accepted with schedules";
   if (own.value_in_key && !holds_values(shape_of(spec))) return "value_in_key = true: K has fewer slabs than V";
   const int shared = sm90_wide_forward_shared_bytes(spec);
   const int shared_limit = limits(spec.arch).shared_per_block;
@@ -110,6 +113,18 @@ std::string sm90_wide_forward_refusal(const KernelSpec& spec) {
     return "functions: accepted are scores without captures";
   }
   return {};
+}
+
+void sm90_wide_forward_form_clusters(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept {
+  if (!choice.scheduled || problem.bounded || problem.h_kv == 0) return;
+  KernelSpec spec;  // as far as heads of a tile depend on it
+  spec.own = Sm90WideForward{};
+  spec.tile_m = kSm90WideTile;
+  spec.pack_gqa = choice.pack_gqa;
+  spec.varlen = problem.varlen;
+  const std::int64_t group = problem.h_q / problem.h_kv;
+  const std::int64_t sharing = group / heads_of_a_tile(spec, group, problem.s_q);  // heads of the grid, of a KV head
+  choice.multicast = sharing % 2 == 0 && fixed.flag("multicast", false);
 }
 
 std::vector<KernelSpec> sm90_wide_forward_specs(const Problem& problem, const Fixed& fixed, const Choice& choice) {

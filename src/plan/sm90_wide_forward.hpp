@@ -29,6 +29,9 @@ std::string sm90_wide_forward_refusal(const KernelSpec& spec);
 
 /// The kernel for `problem`, with as many stages as fit, or those that `fixed` fixes. Throws
 /// fa::Error(invalid_argument) when these do not fit.
+/// Lets two blocks whose heads see the same keys copy them for each other, where copies limit.
+void sm90_wide_forward_form_clusters(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept;
+
 std::vector<KernelSpec> sm90_wide_forward_specs(const Problem& problem, const Fixed& fixed, const Choice& choice);
 
 /// Heads of a section of a causal grid of `multiprocessors` blocks in static rounds, whose tiles start longest first:

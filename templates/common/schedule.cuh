@@ -145,7 +145,9 @@ struct Schedule {
     const int64_t length = even < kItemCost + kFewestTiles ? kItemCost + kFewestTiles : even;
     for (int part = thread; part <= parts; part += kThreads) {
       ptx::st_global(lists.starts + part, start_of(part, length, cost, items));
-      if (part < parts) ptx::st_global(lists.counters + part, 0);
+      if (part == parts) continue;
+      ptx::st_global(lists.counters + part, 0);
+      ptx::st_global(lists.counters + parts + part, 0);
     }
   }
 

@@ -140,6 +140,12 @@ FA_DEVICE constexpr bool wants_dv() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_multicast() {
+  if constexpr (requires { Config::kMulticast; }) return Config::kMulticast;
+  return false;
+}
+
+template <class Config>
 FA_DEVICE constexpr int split_blocks_of() {
   if constexpr (requires { Config::kSplitBlocks; }) return Config::kSplitBlocks;
   return 1;
@@ -175,6 +181,8 @@ template <class Config>
 inline constexpr bool kOwnParts = wants_own_parts<Config>();  // and find these without a schedule
 template <class Config>
 inline constexpr bool kOverlaps = wants_overlap<Config>();
+template <class Config>
+inline constexpr bool kMulticast = wants_multicast<Config>();  // of keys, to the two blocks of a cluster
 template <class Config>
 inline constexpr int kSplitBlocks = split_blocks_of<Config>();  // of a cluster, which share the steps of a key tile
 template <class Config>

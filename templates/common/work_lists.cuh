@@ -16,7 +16,8 @@ namespace fa::kernel {
 struct WorkLists {
   ScheduleHead* head;
   PartStart* starts;  // [parts + 1]
-  int32_t* counters;  // [parts], by an item's first part: parts that have left a partial result. 0 between launches
+  int32_t* counters;  // [2, parts], of each block of a pair: by an item's first part, parts that have left a partial
+                      // result. 0 between launches
   WorkItem* items;    // [segments, segment_slots], of which segment_items[i] are there
   int segment_slots;
 
@@ -25,7 +26,7 @@ struct WorkLists {
     head = static_cast<ScheduleHead*>(params.schedule);
     starts = reinterpret_cast<PartStart*>(head + 1);
     counters = reinterpret_cast<int32_t*>(starts + parts + 1);
-    items = reinterpret_cast<WorkItem*>(counters + (parts + 3) / 4 * 4);
+    items = reinterpret_cast<WorkItem*>(counters + (2 * parts + 3) / 4 * 4);
     segment_slots = params.segment_slots;
   }
 

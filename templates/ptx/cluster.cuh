@@ -4,6 +4,7 @@
 #include <common/types.cuh>
 #include <ptx/language.cuh>
 #include <ptx/mbarrier.cuh>
+#include <ptx/tma.cuh>
 
 // PTX ISA, "Cluster of cooperative thread arrays": consecutive blocks along x that run at the same time and reach each
 // other's shared memory. A shared::cluster address names a place in the shared memory of one of them; only the
@@ -70,6 +71,18 @@ FA_DEVICE void bulk_copy_to_cluster(uint32_t cluster_target, uint32_t source, in
                    cluster_target),
                "r"(source), "r"(bytes), "r"(cluster_barrier)
                : "memory");
+}
+
+/// cp.async.bulk.tensor.5d.multicast::cluster: a box for the blocks of the cluster whose bits `ranks` has, at the same
+/// place in the shared memory of each, completed on the barrier at the same place there.
+FA_DEVICE void tma_load_5d_multicast(uint32_t shared, const TensorMap& map, uint32_t barrier, uint16_t ranks,
+                                     L2Policy policy, int c0, int c1, int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8, %9;" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "h"(ranks),
+      "l"(static_cast<uint64_t>(policy))
+      : "memory");
 }
 
 /// ld.shared::cluster: 16 bytes of any block of the cluster, at a multiple of 16. Between the stores there and this

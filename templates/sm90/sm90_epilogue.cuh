@@ -188,6 +188,7 @@ struct Epilogue : Schedule<Traits> {
       return (batch * params.h_q + rows.query_head(row)) * params.s_q + rows.position(row);
     }
   }
+  FA_DEVICE static int counter_of(const kernel::Piece& piece) { return piece.first_part; }
   FA_DEVICE int64_t partial_row_at(const Query& query, int place, int row) const {
     return partial_row_of_part<kTileM, Config::kPackGqa>(params, query, place, row);
   }

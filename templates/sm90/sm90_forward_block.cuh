@@ -37,7 +37,7 @@ struct ForwardBlock : Traits {
   FA_DEVICE uint32_t v_shared(int stage) const { return shared + kLayout.v + stage * VTile::kBytes; }
   /// As matrix descriptors have it.
   FA_DEVICE static uint32_t described(uint32_t tile) {
-    if constexpr (Base::kMergesInCluster) return ptx::without_rank(tile);
+    if constexpr (Base::kInCluster) return ptx::without_rank(tile);
     return tile;
   }
   // "Full": the copy has landed. "Empty": every warp has read the buffer.

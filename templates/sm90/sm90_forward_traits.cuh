@@ -70,6 +70,7 @@ struct ForwardTraits {
   // it.
   static constexpr int kSplitBlocks = kernel::kSplitBlocks<Config>;
   static constexpr bool kMergesInCluster = kSplitBlocks > 1;
+  static constexpr bool kInCluster = kMergesInCluster;
   static_assert(!kMergesInCluster || (Config::kSplit && kConsumers == 1 && kQBuffers == 1),
                 "the splits of a tile of few rows");
   static constexpr bool kDropout = kernel::kDropout<Config>;

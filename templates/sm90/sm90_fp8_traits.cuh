@@ -95,7 +95,7 @@ struct Fp8Traits {
   static constexpr bool kWindowed = Variant::kLeftWindow || Variant::kChunked;
   static constexpr bool kWaves = kRagged && !kernel::kBounded<Config>;
   static constexpr bool kPostsPieces = false;
-  static constexpr bool kMergesInCluster = false;
+  static constexpr bool kMergesInCluster = false, kInCluster = false;
   static constexpr bool kPingpong = Config::kTakeTurns;
   static constexpr bool kSingleLevel = Config::kSingleLevel;
   // The next product S is on its way while O takes the last columns of the one before, or P of the next KV tile is made

@@ -46,14 +46,14 @@ struct MergedRow {
   }
 };
 
-/// Whether this block is the last that leaves a part of a query tile. `arrived` is a word of shared memory that is the
-/// consumers', all of which call this.
+/// Whether this block is the last that leaves a part of a query tile, whose counter has that number. `arrived` is a
+/// word of shared memory that is the consumers', all of which call this.
 template <int kThreads, class Params>
-FA_DEVICE bool is_last_to_finish(const Params& params, const kernel::Piece& piece, uint32_t arrived) {
+FA_DEVICE bool is_last_to_finish(const Params& params, const kernel::Piece& piece, int number, uint32_t arrived) {
   constexpr int kBarrier = first_of(NamedBarrier::partial_rows);
   const int thread = ptx::thread_index() - kWarpgroup;
   ptx::barrier_sync(kBarrier, kThreads);  // the block's partial rows are written
-  int32_t* const counter = kernel::WorkLists(params.paged).counters + piece.first_part;
+  int32_t* const counter = kernel::WorkLists(params.paged).counters + number;
   if (thread == 0) {
     ptx::st_shared_b32(arrived, static_cast<uint32_t>(ptx::atomic_add_acq_rel_global(counter, 1)));
   }
@@ -93,7 +93,7 @@ FA_DEVICE void merge_piece(const Epilogue& epilogue, const Query& query, const k
     using Own = kernel::OwnParts<Config, kernel::ForwardParamsOf<Config>>;
     if (!is_last_part<Own, kThreads>(epilogue.params, piece)) return;
   } else {
-    if (!is_last_to_finish<kThreads>(epilogue.params, piece, arrived)) return;
+    if (!is_last_to_finish<kThreads>(epilogue.params, piece, epilogue.counter_of(piece), arrived)) return;
   }
   const int last = piece.last_part - piece.first_part;
   const int rows = epilogue.row_count(query);

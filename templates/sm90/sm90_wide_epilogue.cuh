@@ -101,7 +101,7 @@ struct WideEpilogue : WideBlock<Config> {
     }
   }
 
-  /// Into [splits, b, h_q, s_q], or of a scheduled kernel into [2 parts, rows].
+  /// Into [splits, b, h_q, s_q], or of a scheduled kernel into [blocks of a cluster, 2 parts, rows].
   FA_DEVICE int64_t partial_row(const Query& query, int row) const {
     if constexpr (kScheduled) {
       return partial_row_at(query, query.tile.split, row);
@@ -112,8 +112,10 @@ struct WideEpilogue : WideBlock<Config> {
     }
   }
   FA_DEVICE int64_t partial_row_at(const Query& query, int place, int row) const {
-    return partial_row_of_part<kTileM, Config::kPackGqa>(params, query, place, row);
+    const int before = 2 * this->rank() * params.paged.parts;
+    return partial_row_of_part<kTileM, Config::kPackGqa>(params, query, before + place, row);
   }
+  FA_DEVICE int counter_of(const Piece& piece) const { return this->rank() * params.paged.parts + piece.first_part; }
 
   /// Normalised, in float.
   FA_DEVICE void store_partial(const O& o, const Softmax& softmax, const Query& query, int half, int warp_row,

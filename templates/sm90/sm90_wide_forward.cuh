@@ -48,14 +48,18 @@ struct WideForward : WideBlock<Config> {
       Traits::kProducerRegisters, Traits::kConsumerRegisters, Base::params, Base::q_shared, Base::k_shared,
       Base::half_shared, Base::landed, Base::parity_of, Base::emptied, Base::query_landed, Base::query_read, Base::sent,
       Base::exchanged, Base::init_barriers, Base::release, Base::work_shared, Base::read_work, Base::tiles_of,
-      Base::softmax_scale_log2, Base::scale_sign, Base::lengths_of;
+      Base::softmax_scale_log2, Base::scale_sign, Base::lengths_of, Base::described;
 
   using Base::Base;
 
   FA_DEVICE void run() {
     if (ptx::thread_index() == 0) init_barriers();
     ptx::griddepcontrol_wait();  // for what earlier kernels write, and for those that still read what this one writes
-    ptx::sync_threads();         // the barriers exist for all
+    if constexpr (Traits::kMulticast) {
+      ptx::cluster_sync();  // the barriers of both blocks exist for all
+    } else {
+      ptx::sync_threads();  // the barriers exist for all
+    }
     const int warpgroup = ptx::shfl(ptx::thread_index() / kWarpgroup, 0);
     if (warpgroup == 0) {
       ptx::decrease_registers<kProducerRegisters>();
@@ -65,6 +69,7 @@ struct WideForward : WideBlock<Config> {
       if (warpgroup == 1) consume<0>();
       if (warpgroup == 2) consume<1>();
     }
+    if constexpr (Traits::kMulticast) ptx::cluster_sync();  // the other block may still copy here, and arrive
   }
 
   /// What a consumer carries from KV tile to KV tile.
@@ -161,7 +166,7 @@ struct WideForward : WideBlock<Config> {
   FA_DEVICE void await_output(Stream& at, int i) const {
     ptx::wgmma_wait<0>();
     ptx::wgmma_tie(at.o);
-    release(emptied(stage_of(i), (kValueInKey ? 1 : 2) + kHalf), at.lane);
+    Base::release_unit(emptied(stage_of(i), (kValueInKey ? 1 : 2) + kHalf), at.lane);
   }
 
   /// Scores of KV tile number i are complete; `kBehind` groups of products may still run.
@@ -169,11 +174,11 @@ struct WideForward : WideBlock<Config> {
   FA_DEVICE void await_scores(S& s, int i, int lane) const {
     if constexpr (kFirstSlabs > 0) {
       ptx::wgmma_wait<kBehind + 1>();
-      release(emptied(stage_of(i), 0), lane);  // these are not V
+      Base::release_unit(emptied(stage_of(i), 0), lane);  // these are not V
     }
     ptx::wgmma_wait<kBehind>();
     ptx::wgmma_tie(s);
-    if constexpr (!kValueInKey) release(emptied(stage_of(i), 1), lane);
+    if constexpr (!kValueInKey) Base::release_unit(emptied(stage_of(i), 1), lane);
   }
 
   static FA_DEVICE int stage_of(int i) { return i % kStages; }
@@ -192,14 +197,14 @@ struct WideForward : WideBlock<Config> {
   template <int kFrom, int kSlabs>
   FA_DEVICE void issue_slabs(S& s, int i, bool accumulate) const {
     constexpr int kSteps = ceil_div(kHeadDimQk, 16);
-    const uint32_t tile = k_shared(stage_of(i));
+    const uint32_t tile = described(k_shared(stage_of(i)));
     FA_UNROLL
     for (int slab = kFrom; slab < kFrom + kSlabs; ++slab) {
       ptx::mbarrier_wait(landed(i, slab), parity_of(i));
       ptx::wgmma_fence();  // behind every branch
       FA_UNROLL
       for (int step = 4 * slab; step < 4 * slab + 4 && step < kSteps; ++step) {
-        SGemm::template shared<false>(s, QTile::k_major(q_shared(0), 0, step), KTile::k_major(tile, 0, step),
+        SGemm::template shared<false>(s, QTile::k_major(described(q_shared(0)), 0, step), KTile::k_major(tile, 0, step),
                                       accumulate || step != 4 * kFrom);
       }
     }
@@ -221,7 +226,8 @@ struct WideForward : WideBlock<Config> {
     ptx::wgmma_fence();
     FA_UNROLL
     for (int step = 0; step < kPSteps; ++step) {
-      OGemm::template registers<true>(at.o, pairs[step], VHalf::mn_major(half_shared(stage, kHalf), step), true);
+      OGemm::template registers<true>(at.o, pairs[step], VHalf::mn_major(described(half_shared(stage, kHalf)), step),
+                                      true);
     }
     ptx::wgmma_commit();
   }

@@ -22,8 +22,8 @@ struct WideProducer : WideBlock<Config> {
   using KTile = typename Traits::KTile;
   using Traits::kTileM, Traits::kTileN, Traits::kStages, Traits::kVarlen, Traits::kPaged, Traits::kValueInKey,
       Traits::kKSlabs, Traits::kHalfSlabs, Traits::kUnits, Traits::kFirstSlab, Traits::kFirstSlabs, Traits::kBoxes,
-      Traits::kBoxRows, Base::p, Base::params, Base::k_shared, Base::half_shared, Base::q_shared, Base::landed,
-      Base::emptied, Base::query_landed, Base::query_read, Base::tiles_of, Base::for_each_work;
+      Traits::kBoxRows, Traits::kMulticast, Base::p, Base::params, Base::k_shared, Base::half_shared, Base::q_shared,
+      Base::landed, Base::emptied, Base::query_landed, Base::query_read, Base::tiles_of, Base::for_each_work;
 
   FA_DEVICE explicit WideProducer(const Base& base) : Base(base) {}
 
@@ -64,7 +64,15 @@ struct WideProducer : WideBlock<Config> {
 
   /// Until all have read the unit of the buffer that KV tile number i takes.
   FA_DEVICE void await_empty(int i, int unit) const {
-    ptx::mbarrier_wait(emptied(i % kStages, unit), i / kStages % 2 ^ 1);
+    const uint32_t barrier = emptied(i % kStages, unit);
+    const uint32_t parity = i / kStages % 2 ^ 1;
+    if constexpr (kMulticast) {
+      ptx::mbarrier_wait_cluster(barrier, parity);
+      ptx::sync_warp();  // no lane is a phase behind: the other block's copies may make this buffer full, and empty
+                         // again
+    } else {
+      ptx::mbarrier_wait(barrier, parity);
+    }
   }
 
   /// Slabs of K, [tile_n, 64] each, of KV tile number i of the block's: tile n of the query's.
@@ -80,6 +88,7 @@ struct WideProducer : WideBlock<Config> {
     ptx::sync_warp();  // the barriers expect what the lanes copy
     FA_UNROLL
     for (int slab = kFrom; slab < kFrom + kSlabs; ++slab) {
+      if (kMulticast && slab % Traits::kClusterBlocks != this->rank()) continue;  // the other block copies it
       load_slab(k_shared(i % kStages) + slab * KTile::kSlabBytes, p.map_k, landed(i, slab), slab, n, query, box);
     }
   }
@@ -93,6 +102,7 @@ struct WideProducer : WideBlock<Config> {
     ptx::sync_warp();  // the barrier expects what the lanes copy
     FA_UNROLL
     for (int slab = 0; slab < kHalfSlabs; ++slab) {
+      if (kMulticast && slab % Traits::kClusterBlocks != this->rank()) continue;
       load_slab(half_shared(i % kStages, kHalf) + slab * KTile::kSlabBytes, p.map_v, full, kHalf * kHalfSlabs + slab, n,
                 query, box);
     }
@@ -105,6 +115,12 @@ struct WideProducer : WideBlock<Config> {
     const int column = slab * kSlabColumns;
     if constexpr (kPaged) {
       if (lane >= kBoxes) return;
+      if constexpr (kMulticast) {
+        constexpr uint16_t kAll = (1 << Traits::kClusterBlocks) - 1;
+        ptx::tma_load_5d_multicast(tile + lane * (kBoxRows * KTile::kRowBytes), map, full, kAll,
+                                   ptx::L2Policy::evict_last, column, box.row, box.head, box.end, box.wrap);
+        return;
+      }
       ptx::tma_load_5d(tile + lane * (kBoxRows * KTile::kRowBytes), map, full, ptx::L2Policy::evict_last, column,
                        box.row, box.head, box.end, box.wrap);
     } else if constexpr (kVarlen) {

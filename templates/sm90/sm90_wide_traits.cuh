@@ -10,6 +10,7 @@
 #include <common/switches.cuh>
 #include <common/variant.cuh>
 #include <common/work_lists.cuh>
+#include <ptx/cluster.cuh>
 #include <ptx/math.cuh>
 #include <ptx/mbarrier.cuh>
 #include <ptx/thread.cuh>
@@ -51,7 +52,11 @@ struct WideTraits {
   static constexpr bool kRagged = kVarlen || kPaged;
   static constexpr bool kScheduled = kernel::kScheduled<Config>;
   static constexpr bool kPostsPieces = false;  // beside work descriptors
-  static constexpr bool kMergesInCluster = false;
+  // The two blocks of a cluster have neighbouring heads of the grid, which see the same keys: each copies half of them
+  // for both.
+  static constexpr bool kMulticast = kernel::kMulticast<Config>;
+  static constexpr int kClusterBlocks = kMulticast ? 2 : 1;
+  static constexpr bool kMergesInCluster = false, kInCluster = kMulticast;
   static constexpr bool kValueInKey = kernel::kValueInKey<Config>;
   static constexpr bool kWindowed = Variant::kLeftWindow || Variant::kChunked;
   static constexpr bool kWaves = kRagged && !kernel::kBounded<Config>;
@@ -88,6 +93,7 @@ struct WideTraits {
   static_assert(kPageSize < 0 || kPageSize % 8 == 0, "boxes of pages are whole rows of the swizzle");
   static_assert(!kPaged || !Variant::kChunked, "the first key of a chunk may be anywhere in a box");
   static_assert(!kScheduled || kPaged, "schedules are of calls over pages");
+  static_assert(!kMulticast || kScheduled, "the blocks of a cluster have the same pieces");
   static_assert(!Variant::kMask && !kernel::kAccumulate<Config>, "left to other kernels");
 
   using QTile = SwizzledTile<kTileM, kHeadDimQk>;
@@ -137,8 +143,9 @@ struct WideBlock : Scores<WideTraits<Config>> {
   using Rows = typename Traits::Rows;
   using Traits::kTileM, Traits::kTileN, Traits::kStages, Traits::kVarlen, Traits::kPaged, Traits::kRagged,
       Traits::kScheduled, Traits::kValueInKey, Traits::kWindowed, Traits::kKSlabs, Traits::kHalfSlabs, Traits::kUnits,
-      Traits::kLayout, Traits::kShape, Base::params, Base::shared, Base::rounds, Base::has_tile, Base::tile_index,
-      Base::row_count, Base::has_rows, Base::lengths_of, Base::k_shared, Base::v_shared, Base::work_shared;
+      Traits::kLayout, Traits::kShape, Traits::kMulticast, Traits::kClusterBlocks, Base::params, Base::shared,
+      Base::rounds, Base::has_tile, Base::tile_index, Base::row_count, Base::has_rows, Base::lengths_of, Base::k_shared,
+      Base::v_shared, Base::work_shared;
   using Piece = kernel::Piece;
 
   using Base::Base;
@@ -168,12 +175,28 @@ struct WideBlock : Scores<WideTraits<Config>> {
     return shared + kLayout.exchange + (chunk * kWarpgroup + thread) * kernel::kChunkBytes;
   }
 
+  /// This block's number in its cluster, and the part of the schedule that the cluster has.
+  static FA_DEVICE int rank() {
+    if constexpr (kMulticast) return ptx::cluster_rank();
+    return 0;
+  }
+  static FA_DEVICE int part() { return ptx::block_index() / kClusterBlocks; }
+
+  /// A warp has read a unit of a stage, which all blocks of the cluster copy to.
+  static FA_DEVICE void release_unit(uint32_t barrier, int lane) {
+    if constexpr (kMulticast) {
+      if (lane < kClusterBlocks) ptx::mbarrier_arrive_remote(ptx::map_shared(barrier, lane));
+    } else {
+      if (lane == 0) ptx::mbarrier_arrive(barrier);
+    }
+  }
+
   FA_DEVICE void init_barriers() const {
     constexpr int kWarps = 4;  // of a consumer
     FA_UNROLL
     for (int i = 0; i < 2 * kShape.landed(); ++i) ptx::mbarrier_init(barrier(i), 1);
     FA_UNROLL
-    for (int i = 0; i < kStages * kUnits; ++i) ptx::mbarrier_init(emptied(0, i), kWarps);
+    for (int i = 0; i < kStages * kUnits; ++i) ptx::mbarrier_init(emptied(0, i), kClusterBlocks * kWarps);
     ptx::mbarrier_init(query_landed(), 1);
     ptx::mbarrier_init(query_read(), 2 * kWarps);
     FA_UNROLL
@@ -200,7 +223,7 @@ struct WideBlock : Scores<WideTraits<Config>> {
                      kernel::keys_begin<Variant>(params, query.sequence, rows.position(first))};
     }
     // With packed heads a tile has as many of a group as fit it, so that a KV head has several heads of the grid.
-    const int sharing = params.heads / params.h_kv;
+    const int sharing = kClusterBlocks * params.heads / params.h_kv;
     query.kv_head = tile.head / sharing;
     query.head_in_group = tile.head % sharing * (Config::kPackGqa ? params.group : 1);
     return query;
@@ -211,11 +234,12 @@ struct WideBlock : Scores<WideTraits<Config>> {
   FA_DEVICE void for_each_work(const Body& body) const {
     if constexpr (kScheduled) {
       const kernel::WorkLists lists(params.paged);
-      const int pieces = kernel::pieces_of(lists, ptx::block_index());
+      const int pieces = kernel::pieces_of(lists, part());
       FA_UNROLL_BY(1)
       for (int i = 0; i < pieces; ++i) {
         ForwardTile tile;
-        const Piece piece = kernel::piece_of(lists, ptx::block_index(), i, tile);
+        const Piece piece = kernel::piece_of(lists, part(), i, tile);
+        tile.head = kClusterBlocks * tile.head + rank();
         Query query = query_of_tile(tile);
         query.range = kernel::cut(query.range, piece);
         body(query, piece);

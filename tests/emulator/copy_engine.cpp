@@ -213,6 +213,24 @@ void bulk_copy_to_cluster(std::uint32_t cluster_target, std::uint32_t source, in
   machine.start_cluster_copy(lane, cluster_target, source, box, cluster_barrier, kName, site);
 }
 
+void tma_load_multicast(std::uint32_t shared, const void* map, std::uint32_t barrier, unsigned ranks, int rank,
+                        const int* at, const Site& site) {
+  constexpr const char* kName = "cp.async.bulk.tensor.multicast::cluster";
+  Lane& lane = Machine::current();
+  Machine& machine = Machine::of(lane);
+  const TensorBox box = box_at(machine, lane, map, shared, rank, at, kName, site);
+  check_source(machine, lane, box, kName, site);
+  if (ranks == 0 || ranks >> machine.cluster() != 0) {
+    machine.raise(FaultKind::shared_out_of_bounds, lane, kName, shared, site,
+                  fmt::format("ranks {:b} of a cluster of {}", ranks, machine.cluster()));
+  }
+  for (int block = 0; block < machine.cluster(); ++block) {
+    if ((ranks >> block & 1) == 0) continue;
+    machine.start_remote_copy(lane, machine.map(lane, shared, block, site), box,
+                              machine.map(lane, barrier, block, site), kName, site);
+  }
+}
+
 void tma_load(std::uint32_t shared, const void* map, std::uint32_t barrier, int rank, const int* at, const Site& site) {
   constexpr const char* kName = "cp.async.bulk.tensor";
   Lane& lane = Machine::current();

@@ -103,6 +103,8 @@ void bulk_copy_to_cluster(std::uint32_t cluster_target, std::uint32_t source, in
 /// `map` points to the 128 bytes of a tensor map (tensor_map.hpp); `at` to `rank` coordinates, innermost first.
 void prefetch_tensor_map(const void* map, const Site& site);
 void tma_load(std::uint32_t shared, const void* map, std::uint32_t barrier, int rank, const int* at, const Site& site);
+void tma_load_multicast(std::uint32_t shared, const void* map, std::uint32_t barrier, unsigned ranks, int rank,
+                        const int* at, const Site& site);
 void bulk_load(std::uint32_t shared, const void* global, int bytes, std::uint32_t barrier, const Site& site);
 
 void tma_store(const void* map, std::uint32_t shared, int rank, const int* at, const Site& site);

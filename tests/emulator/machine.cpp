@@ -884,6 +884,13 @@ void Machine::start_cluster_copy(Lane& lane, std::uint32_t target, std::uint32_t
   launch_copy(lane, {box, to, signalled.number, lane.agent, own(lane, source)}, signalled, name, site);
 }
 
+void Machine::start_remote_copy(Lane& lane, std::uint32_t target, const TensorBox& box, std::uint32_t barrier,
+                                const char* name, const Site& site) {
+  const Place to = resolve(lane, target, name, site);
+  const Mbarrier& signalled = barrier_at(lane, resolve(lane, barrier, name, site), name, site);
+  launch_copy(lane, {box, to, signalled.number, lane.agent}, signalled, name, site);
+}
+
 void Machine::reach(const Lane& lane, Block& block) const {
   if (&block != lane.warp->block) block.reached.raise(static_cast<std::size_t>(lane.agent), tick_);
 }

@@ -268,6 +268,9 @@ class Machine {
   void start_cluster_copy(Lane& lane, std::uint32_t target, std::uint32_t source, const TensorBox& box,
                           std::uint32_t barrier, const char* name, const Site& site);
 
+  void start_remote_copy(Lane& lane, std::uint32_t target, const TensorBox& box, std::uint32_t barrier,
+                         const char* name, const Site& site);
+
   void start_store(Lane& lane, std::uint32_t source, const TensorBox& box, TensorStore::Effect effect, const char* name,
                    const Site& site);
   void commit_stores(Lane& lane);

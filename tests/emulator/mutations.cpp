@@ -72,6 +72,7 @@ std::vector<Mutation> all_mutations() {
                            &sm90_softmax_mutations,
                            &sm90_wide_forward_mutations,
                            &sm90_wide_producer_mutations,
+                           &sm90_wide_multicast_mutations,
                            &sm90_pieces_mutations,
                            &sm90_wide_epilogue_mutations,
                            &sm90_backward_mutations,

@@ -192,6 +192,7 @@ AttentionOutputs run_paged(const KernelSpec& spec, const PagedCase& c, const Pag
   const fa::plan::Choice choice{.pack_gqa = spec.pack_gqa,
                                 .scheduled = spec.scheduled(),
                                 .own_parts = spec.own_parts(),
+                                .multicast = spec.is<fa::plan::Sm90WideForward>() && spec.cluster() > 1,
                                 .family = spec.family(),
                                 .splits = splits_of(spec, kSplits),
                                 .split_blocks = spec.cluster()};

@@ -40,6 +40,7 @@ enum Flag : unsigned {
   kTuring = 65536,     // for compute capability 7.5
   kSplit = 131072,     // blocks have equal parts of each request
   kCluster = 262144,   // of four blocks, which merge them
+  kMulticast = 524288,
 };
 
 struct Shape {
@@ -129,6 +130,8 @@ constexpr Shape kShapes[] = {
     {1, DType::f16, 64, 64, 16, 4, 64, 2, kCausal | kPackGqa | kOwnParts | kSplitWarps | kTuring},
     {12, DType::f16, 16, 16, 32, 2, 32, 1, kPacked | kCausal | kPackGqa | kTuring, "everything"},
     {64, DType::f16, 40, 24, 32, 4, 32, 2, kPackGqa | kFours | kInKey | kScheduled | kTuring},
+    {16, DType::bf16, 576, 512, 64, 12, 64, 2, kCausal | kInKey | kScheduled | kWide | kMulticast},
+    {64, DType::f16, 264, 72, 64, 12, 64, 1, kPacked | kCausal | kScheduled | kWide | kMulticast},
     {kContiguous, DType::f32, 16, 24, 32, 2, 16, 1, kPacked | kCausal | kScheduled | kTuring},
     {8, DType::bf16, 64, 64, 128, 12, 48, 2, kPacked | kCausal, "", 2},
     {16, DType::f16, 40, 128, 64, 8, 80, 3, kCausal | kPackGqa, "", 1},
@@ -192,7 +195,8 @@ void take_sm90(KernelSpec& spec, const Shape& shape) {
 }
 
 void take_wide(KernelSpec& spec, const Shape& shape) {
-  spec.own = fa::plan::Sm90WideForward{.scheduled = shape.has(kScheduled), .value_in_key = shape.has(kInKey)};
+  spec.own = fa::plan::Sm90WideForward{
+      .scheduled = shape.has(kScheduled), .value_in_key = shape.has(kInKey), .multicast = shape.has(kMulticast)};
   spec.arch = {9, 0, 'a'};
   if (const std::string refusal = fa::plan::sm90_wide_forward_refusal(spec); !refusal.empty())
     throw std::logic_error(refusal);
@@ -287,6 +291,10 @@ KernelSpec sm90_wide_scheduled() {
       .spec;
 }
 
+KernelSpec sm90_wide_multicast() {
+  return to_kernel({16, DType::bf16, 272, 256, 64, 12, 64, 2, kCausal | kInKey | kScheduled | kWide | kMulticast}).spec;
+}
+
 KernelSpec sm90_scheduled() {
   return to_kernel({8, DType::bf16, 64, 64, 64, 8, 32, 2, kPacked | kCausal | kScheduled | kTwoBlocks, "", 1}).spec;
 }
@@ -343,6 +351,7 @@ std::vector<KernelSpec> all_paged_specs() {
   specs.push_back(sm90_contiguous());
   specs.push_back(sm80_u4());
   specs.push_back(sm90_wide_scheduled());
+  specs.push_back(sm90_wide_multicast());
   specs.push_back(sm90_scheduled());
   specs.push_back(sm90_own_parts());
   specs.push_back(sm90_splits_request());

@@ -44,6 +44,8 @@ fa::plan::KernelSpec sm80_u4();
 fa::plan::KernelSpec sm80_latent();
 /// Of the Hopper forward for wide heads, whose V is in K.
 fa::plan::KernelSpec sm90_wide_scheduled();
+/// The same by clusters of two blocks, which copy keys for each other.
+fa::plan::KernelSpec sm90_wide_multicast();
 
 /// One of the Hopper forward with tiles of 64 rows and 32 keys, likewise.
 fa::plan::KernelSpec sm90_paged();

@@ -46,7 +46,7 @@ std::string difference(const Problem& problem, const KernelSpec& attention, cons
                        const ScheduleLists& lists) {
   return fa::test::difference(
       lists, schedule_on_host(problem, attention, {lengths.cu_q, lengths.used_q, lengths.used_kv, lengths.begin},
-                              static_cast<int>(lists.counters.size())));
+                              static_cast<int>(lists.starts.size()) - 1));
 }
 
 Problem schedule_problem(const PagedKernel& kernel, std::int64_t b, std::int64_t s_q, std::int64_t s_kv) {

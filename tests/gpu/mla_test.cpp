@@ -10,6 +10,7 @@
 
 #include "gpu/backward_case.hpp"
 #include "gpu/paged_case.hpp"
+#include "gpu/paged_runs.hpp"
 
 namespace fa::test {
 namespace {
@@ -37,6 +38,23 @@ TEST_F(Mla, DecodesAndDraftsMatchFloat64) {
         c.keys = {1500, 64, rows, 701};
         run(c);
       }
+    }
+  }
+}
+
+/// 128 heads are two tiles of rows, and more with several positions.
+TEST_F(Mla, ClustersCopyKeysForBothBlocks) {
+  if (driver::device_info(0).arch != plan::parse_arch("sm_90a")) GTEST_SKIP() << "GPU 0 is no Hopper";
+  for (const std::int32_t rows : {1, 2, 3, 8}) {
+    for (const std::int64_t page_size : {std::int64_t{16}, std::int64_t{64}, kContiguous}) {
+      PagedCase c = latent(128, rows == 3 ? DType::f16 : DType::bf16);
+      c.variant.config.kernel = KernelOverride{"sm90_wide", "multicast=1"};
+      c.variant.config.sink = rows == 8;
+      c.page_size = page_size;
+      c.packed = rows == 2;
+      c.rows = {rows, rows, rows, rows, rows};
+      c.keys = {1500, 64, rows, 20000, 0};
+      run_scheduled(c);
     }
   }
 }

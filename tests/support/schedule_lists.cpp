@@ -31,10 +31,10 @@ ScheduleLists read_schedule(const std::byte* memory, const plan::ScheduleShape& 
   const auto* const head = reinterpret_cast<const kernel::ScheduleHead*>(memory);
   const auto* const starts = reinterpret_cast<const kernel::PartStart*>(head + 1);
   const auto* const counters = reinterpret_cast<const std::int32_t*>(starts + shape.parts + 1);
-  const auto* const items = reinterpret_cast<const kernel::WorkItem*>(counters + (shape.parts + 3) / 4 * 4);
+  const auto* const items = reinterpret_cast<const kernel::WorkItem*>(counters + (2 * shape.parts + 3) / 4 * 4);
   ScheduleLists lists;
   lists.starts.assign(starts, starts + shape.parts + 1);
-  lists.counters.assign(counters, counters + shape.parts);
+  lists.counters.assign(counters, counters + 2 * shape.parts);
   std::int64_t before = 0;
   for (int segment = 0; segment < shape.segments; ++segment) {
     const std::int64_t count = std::min<std::int64_t>(head->segment_items[segment], shape.segment_slots);

@@ -119,7 +119,7 @@ constinit const ForwardFamily kSm90ForwardFamily{
     .has_schedule = true,
     .misfit = sm90_forward_misfit,
     .obstacle = sm90_copy_obstacle,
-    .merge_in_cluster = sm90_forward_merge_in_cluster,
+    .form_clusters = sm90_forward_form_clusters,
     .packs = packs,
     .may_have_reach = sm90_forward_may_have_reach,
     .decide = sm90_forward_decide,

@@ -27,6 +27,11 @@ constexpr Field kFields[] = {
         .open("Of pages: share keys among thread blocks by a schedule")
         .by_call(),
     field<&Sm90WideForward::value_in_key>("value_in_key").when_set().as("kValueInKey", "V is the first columns of K"),
+    field<&Sm90WideForward::multicast>("multicast")
+        .when_set()
+        .as("kMulticast", "keys are copied for both blocks of a cluster")
+        .open("Two thread blocks of a cluster, which have neighbouring heads, copy keys for each other")
+        .by_call(),
 };
 static_assert(is_complete<Sm90WideForward>(kFields));
 
@@ -64,6 +69,7 @@ constinit const ForwardFamily kSm90WideForwardFamily{
     .has_schedule = true,
     .misfit = sm90_wide_forward_misfit,
     .obstacle = sm90_copy_obstacle,
+    .form_clusters = sm90_wide_forward_form_clusters,
     .packs = packs,
     .decide = [](const Problem&, const Fixed&, Choice&) noexcept { return kSm90WideTile; },
     .specs = sm90_wide_forward_specs,

@@ -73,6 +73,7 @@ std::vector<Mutation> sm90_shared_tile_mutations();
 std::vector<Mutation> sm90_softmax_mutations();
 std::vector<Mutation> sm90_wide_forward_mutations();
 std::vector<Mutation> sm90_wide_producer_mutations();
+std::vector<Mutation> sm90_wide_multicast_mutations();
 std::vector<Mutation> sm90_pieces_mutations();
 std::vector<Mutation> sm90_wide_epilogue_mutations();
 std::vector<Mutation> sm90_backward_mutations();

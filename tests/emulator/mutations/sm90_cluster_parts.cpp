@@ -46,7 +46,7 @@ std::vector<Mutation> sm90_merge_in_cluster_mutations() {
                          {global_uninitialised}},
                     }),
                  in("sm90/sm90_forward_block.cuh", {{"cluster_rank_in_a_descriptor_of_forward",
-                                                     "if constexpr (Base::kMergesInCluster) return",
+                                                     "if constexpr (Base::kInCluster) return",
                                                      "if constexpr (false) return",
                                                      pair,
                                                      {bad_descriptor}}}),

@@ -63,8 +63,8 @@ std::vector<Mutation> sm90_wide_producer_mutations() {
   return in("sm90/sm90_wide_producer.cuh",
             {
                 {"wide_unit_loaded_without_waiting",
-                 "ptx::mbarrier_wait(emptied(i % kStages, unit), i / kStages % 2 ^ 1);",
-                 "static_cast<void>(i + unit);",
+                 "ptx::mbarrier_wait(barrier, parity);",
+                 "",
                  sm90_wide_scheduled(),
                  {source_overwritten, shared_race, shared_in_flight, barrier_misuse}},
                 {"wide_slab_announced_in_part",
@@ -83,6 +83,73 @@ std::vector<Mutation> sm90_wide_producer_mutations() {
                  sm90_wide_scheduled(),
                  {}},
             });
+}
+
+std::vector<Mutation> sm90_wide_multicast_mutations() {
+  const KernelSpec pair = sm90_wide_multicast();
+  using enum FaultKind;
+  return joined({in("sm90/sm90_wide_producer.cuh",
+                    {
+                        {"multicast_unit_loaded_without_waiting",
+                         "ptx::mbarrier_wait_cluster(barrier, parity);",
+                         "",
+                         pair,
+                         {source_overwritten, shared_race, shared_in_flight, barrier_misuse}},
+                        {"multicast_keys_for_one_block",
+                         "constexpr uint16_t kAll = (1 << Traits::kClusterBlocks) - 1;",
+                         "constexpr uint16_t kAll = 1;",
+                         pair,
+                         {deadlock, shared_uninitialised, barrier_misuse}},
+                        {"multicast_keys_copied_by_both",
+                         "if (kMulticast && slab % Traits::kClusterBlocks != this->rank()) continue;  // the other "
+                         "block copies it",
+                         "",
+                         pair,
+                         {shared_race, shared_in_flight, source_overwritten, barrier_misuse, deadlock}},
+                    }),
+                 in("sm90/sm90_wide_forward.cuh",
+                    {
+                        {"multicast_barriers_of_the_other_block_not_waited_for",
+                         "ptx::cluster_sync();  // the barriers of both blocks exist for all",
+                         "ptx::sync_threads();",
+                         pair,
+                         {barrier_misuse, unfenced, shared_race, shared_uninitialised}},
+                        {"multicast_block_leaves_while_the_other_copies",
+                         "if constexpr (Traits::kMulticast) ptx::cluster_sync();",
+                         "",
+                         pair,
+                         {exited_block, copies_at_exit, deadlock}},
+                    }),
+                 in("sm90/sm90_wide_traits.cuh",
+                    {
+                        {"multicast_units_wait_for_their_own_readers",
+                         "ptx::mbarrier_init(emptied(0, i), kClusterBlocks * kWarps);",
+                         "ptx::mbarrier_init(emptied(0, i), kWarps);",
+                         pair,
+                         {source_overwritten, shared_race, shared_in_flight, barrier_misuse, deadlock}},
+                        {"multicast_blocks_have_the_same_head",
+                         "kClusterBlocks * tile.head + rank();",
+                         "kClusterBlocks * tile.head;",
+                         pair,
+                         {}},
+                        {"multicast_rank_in_a_descriptor",
+                         "kMergesInCluster = false, kInCluster = kMulticast;",
+                         "kMergesInCluster = false, kInCluster = false;",
+                         pair,
+                         {bad_descriptor}},
+                    }),
+                 in("sm90/sm90_wide_epilogue.cuh", {
+                                                       {"multicast_blocks_share_partial_results",
+                                                        "const int before = 2 * this->rank() * params.paged.parts;",
+                                                        "const int before = 0;",
+                                                        pair,
+                                                        {global_uninitialised, unfenced, shared_race}},
+                                                       {"multicast_blocks_share_counters",
+                                                        "this->rank() * params.paged.parts + piece.first_part;",
+                                                        "piece.first_part;",
+                                                        pair,
+                                                        {global_uninitialised, unfenced, shared_race}},
+                                                   })});
 }
 
 std::vector<Mutation> sm90_pieces_mutations() {

@@ -141,5 +141,28 @@ TEST(Sm90WideForwardLaunch, FewHeadsOfACausalGridGiveEqualWork) {
   EXPECT_GT(found, 60);
 }
 
+TEST(Sm90WideForward, BlocksOfNeighbouringHeadsCopyKeysForEachOther) {
+  const Fixed fixed{{"multicast", 1}};
+  Problem problem = latent(128);
+  EXPECT_TRUE(choose(problem, fixed).multicast) << "two tiles of 64 heads";
+  EXPECT_FALSE(choose(problem, {{"multicast", 0}}).multicast);
+  const KernelSpec kernel = plan_forward(problem, fixed).kernel;
+  EXPECT_EQ(kernel.cluster(), 2);
+  const ScheduleShape shape = schedule_shape(problem, kernel, 132);
+  EXPECT_EQ(shape.parts, 66) << "of a cluster each";
+  EXPECT_EQ(partial_rows(problem, kernel, shape), 2 * 132 * 64);
+  kernel::ForwardVariantParams params;
+  EXPECT_EQ(forward_params(problem, {}, 1, 1, kernel, 132, {}, params).grid, 132);
+  EXPECT_EQ(params.heads, 1) << "that of a cluster";
+  problem.h_q = 64;
+  EXPECT_FALSE(choose(problem, fixed).multicast) << "one tile";
+  problem.h_q = 128;
+  problem.bounded = true;
+  EXPECT_FALSE(choose(problem, fixed).multicast) << "blocks count";
+  problem.bounded = false;
+  problem.page_size = 0;
+  EXPECT_FALSE(choose(problem, fixed).multicast) << "no schedule";
+}
+
 }  // namespace
 }  // namespace fa::plan

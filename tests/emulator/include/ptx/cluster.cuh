@@ -5,6 +5,7 @@
 
 #include <common/types.cuh>
 #include <ptx/language.cuh>
+#include <ptx/tma.cuh>
 
 namespace fa::ptx {
 
@@ -42,6 +43,13 @@ FA_DEVICE void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity,
 FA_DEVICE void bulk_copy_to_cluster(uint32_t cluster_target, uint32_t source, int bytes, uint32_t cluster_barrier,
                                     const emulator::Site& site = emulator::Site::current()) {
   emulator::bulk_copy_to_cluster(cluster_target, source, bytes, cluster_barrier, site);
+}
+
+FA_DEVICE void tma_load_5d_multicast(uint32_t shared, const TensorMap& map, uint32_t barrier, uint16_t ranks, L2Policy,
+                                     int c0, int c1, int c2, int c3, int c4,
+                                     const emulator::Site& site = emulator::Site::current()) {
+  const int at[5] = {c0, c1, c2, c3, c4};
+  emulator::tma_load_multicast(shared, &map, barrier, ranks, 5, at, site);
 }
 
 FA_DEVICE Chunk ld_shared_cluster_chunk(uint32_t cluster_address,
