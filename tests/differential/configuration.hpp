@@ -1,6 +1,7 @@
 #ifndef FA_TESTS_DIFFERENTIAL_CONFIGURATION_HPP_
 #define FA_TESTS_DIFFERENTIAL_CONFIGURATION_HPP_
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -87,8 +88,11 @@ struct Call {
   std::int64_t longest_q(bool varlen) const {
     return place ? place->whole_s_q : varlen ? (max_s_q != 0 ? max_s_q : s_q) : s_q;
   }
-  std::int64_t longest_kv(bool varlen) const {
-    return place ? place->whole_s_kv : varlen ? (max_s_kv != 0 ? max_s_kv : s_kv) : s_kv;
+  std::int64_t longest_kv(const AttentionConfig& config) const {
+    const std::int64_t longest = place ? place->whole_s_kv : config.varlen && max_s_kv != 0 ? max_s_kv : s_kv;
+    // Of a contiguous cache max_s_kv = 0 says nothing, and its rows have room: requests without keys are said to be of
+    // one at most.
+    return config.page_size == kContiguous ? std::max<std::int64_t>(longest, 1) : longest;
   }
   std::int64_t keys_of(bool varlen, std::int64_t i) const;  ///< of sequence or batch entry i
   std::int64_t entries_of_captures(bool varlen) const { return place ? place->whole_b : sequences(varlen); }

@@ -80,7 +80,7 @@ double captured_value(const CaptureChoice& choice, const Call& call, Random& ran
 std::vector<std::int64_t> shape_of(const CaptureChoice& choice, const Configuration& c, const Call& call) {
   std::vector<std::int64_t> shape;
   const bool packed = c.config.varlen;
-  const std::int64_t q = call.longest_q(packed), kv = call.longest_kv(packed);
+  const std::int64_t q = call.longest_q(packed), kv = call.longest_kv(c.config);
   for (const Axis axis : choice.axes) {
     switch (axis) {
       case Axis::b:

@@ -10,7 +10,7 @@ namespace fa::differential {
 
 Pages::Pages(const Configuration& c, const Call& call, const Inputs& in) : page_size_(c.config.page_size) {
   const std::vector<Segment> segments = segments_of(c, call);
-  longest = call.longest_kv(c.config.varlen);
+  longest = call.longest_kv(c.config);
   rows = static_cast<std::int64_t>(segments.size()) + (call.indexed ? 2 : 0);
   const bool contiguous = page_size_ == kContiguous;
   if (contiguous) page_size_ = longest + 3;  // a row of the cache is a page

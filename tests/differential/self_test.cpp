@@ -1,5 +1,6 @@
 #include "differential/self_test.hpp"
 
+#include <cstdint>
 #include <cstdio>
 
 #include "differential/pool.hpp"
@@ -27,10 +28,37 @@ bool is_caught(Mistake mistake) {
   return caught >= kEnough;
 }
 
+/// Caches of requests that have no keys are calls like others: captures cover what the call says of lengths.
+int caches_without_keys() {
+  int missed = 0;
+  for (const std::int64_t page_size : {kContiguous, std::int64_t{16}}) {
+    for (const bool packed : {false, true}) {
+      Configuration c;
+      c.config.dtype = DType::f32;
+      c.config.head_dim = c.config.head_dim_v = 8;
+      c.config.page_size = page_size;
+      c.config.varlen = packed;
+      c.captures = {{.name = "bias", .axes = {Axis::kv}}};
+      c.score = make(Op::add, {leaf(Op::score), load(0, {leaf(Op::kv)})});
+      c.settle();
+      Call call;
+      call.h_q = 2, call.s_q = 3, call.s_kv = 0;
+      call.used_kv = {0};
+      call.backward = false;
+      if (packed) call.cu_q = {0, 3}, call.cu_kv = {0, 0};
+      const Verdict verdict = Runner(c, Where::host, {}).run(call);
+      if (verdict.kind == Verdict::Kind::passed && verdict.checked > 0) continue;
+      std::printf("%s: %s\n", to_string(c, call).c_str(), verdict.message.c_str());
+      ++missed;
+    }
+  }
+  return missed;
+}
+
 }  // namespace
 
 int self_test() {
-  int missed = 0;
+  int missed = caches_without_keys();
   for (int mistake = 1; mistake < kMistakes; ++mistake) missed += is_caught(static_cast<Mistake>(mistake)) ? 0 : 1;
   int moved = 0;
   for (std::uint64_t number = 0; number < kMostConfigs; ++number) {

@@ -225,5 +225,23 @@ TEST_F(ContiguousCache, KernelsAreThoseOfPages) {
   EXPECT_NE(prefill.find("sm90_forward"), std::string::npos) << prefill;
 }
 
+// Also where no request has any: 0 says nothing of max_s_kv, so that lengths on a device may be those of the rows.
+TEST_F(ContiguousCache, CapturesCoverTheRowsOrWhatIsSaidOfThem) {
+  config_.score = {"score + bias[kv]", {{"bias", DType::f64}}};
+  keys_.assign(keys_.size(), 0);
+  const auto with = [&](std::int64_t most, std::int64_t elements) {
+    ForwardInputs in = inputs();
+    in.sequences.max_s_kv = most;
+    in.captures = {{"bias", TensorView(static_cast<const void*>(k_.data()), DType::f64, {elements})}};
+    return in;
+  };
+  expect_refused("captures[bias]", with(0, 0));
+  expect_refused("captures[bias]", with(0, kMost - 1));
+  expect_refused("captures[bias]", with(2, 0));
+  EXPECT_NO_THROW(run(with(0, kMost)));
+  EXPECT_NO_THROW(run(with(2, 2)));
+  EXPECT_EQ(o_, std::vector<double>(o_.size(), 0));
+}
+
 }  // namespace
 }  // namespace fa
