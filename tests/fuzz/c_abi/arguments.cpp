@@ -373,14 +373,15 @@ void Arguments::lay_out(fa_tensor* tensor, Use use, bool contiguous_rows) {
     if (random_.one_in(2))
       std::swap(order[static_cast<std::size_t>(i)], order[random_.index(static_cast<std::size_t>(i))]);
   }
-  std::int64_t stride = 1;
+  std::uint64_t stride = 1;  // of an axis that was spoilt it wraps, and the tensor gets no memory
   for (int i = rank - 1; i >= 0; --i) {
     const int axis = order[static_cast<std::size_t>(i)];
-    tensor->strides[axis] = stride;
-    stride *= std::max<std::int64_t>(tensor->shape[axis], 1);
-    if (random_.one_in(5)) stride += random_.between(1, 9);
+    tensor->strides[axis] = static_cast<std::int64_t>(stride);
+    const std::uint64_t reversed = 0 - stride;
+    stride *= static_cast<std::uint64_t>(std::max<std::int64_t>(tensor->shape[axis], 1));
+    if (random_.one_in(5)) stride += static_cast<std::uint64_t>(random_.between(1, 9));
     const bool last = contiguous_rows && axis == rank - 1;
-    if (!last && random_.one_in(12)) tensor->strides[axis] = -tensor->strides[axis];
+    if (!last && random_.one_in(12)) tensor->strides[axis] = static_cast<std::int64_t>(reversed);
     if (!last && use == Use::input && random_.one_in(12)) tensor->strides[axis] = 0;
   }
 }
