@@ -382,7 +382,11 @@ std::string header_text(const std::vector<const Named*>& order, const std::map<s
 
 TensorView Tensor::view() {
   std::vector<std::int64_t> strides(shape.size(), 1);
-  for (std::size_t axis = shape.size(); axis-- > 1;) strides[axis - 1] = strides[axis] * shape[axis];
+  for (std::size_t axis = shape.size(); axis-- > 1;) {
+    // Only beside an axis of 0, and then no element is read.
+    const bool beyond = __builtin_mul_overflow(strides[axis], shape[axis], &strides[axis - 1]);
+    if (beyond) strides[axis - 1] = std::numeric_limits<std::int64_t>::max();
+  }
   return {static_cast<void*>(bytes.data()), dtype, std::span<const std::int64_t>(shape),
           std::span<const std::int64_t>(strides)};
 }

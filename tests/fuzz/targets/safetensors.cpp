@@ -49,6 +49,7 @@ std::vector<std::string> seeds() {
                       R"("v":{"dtype":"F4","shape":[4],"data_offsets":[32,34]}})",
                       std::string(34, '\x3f')),
           with_length(R"({"e":{"dtype":"I64","shape":[0,9223372036854775807],"data_offsets":[0,0]}})", ""),
+          with_length(R"({"e":{"dtype":"I32","shape":[0,9222,3372036854870577],"data_offsets":[0,0]}})", ""),
           with_length("{}", "")};
 }
 

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <functional>
 #include <initializer_list>
+#include <limits>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -151,6 +152,17 @@ TEST_F(Safetensors, EveryWrittenTensorIsAligned) {
 TEST_F(Safetensors, AnEmptyFileOfTensorsIsLegal) {
   write_safetensors(path(), {});
   EXPECT_TRUE(SafetensorsFile::open(path()).tensors().empty());
+}
+
+// Whose other sizes may be anything: strides end at the greatest number.
+TEST_F(Safetensors, ATensorWithoutElementsHasAView) {
+  put(file_text(R"({"a":{"dtype":"I32","shape":[0,9222,3372036854870577],"data_offsets":[0,0]}})", ""));
+  Tensor tensor = SafetensorsFile::open(path()).read("a");
+  const TensorView view = tensor.view();
+  EXPECT_EQ(view.elements(), 0);
+  EXPECT_EQ(view.strides[0], std::numeric_limits<std::int64_t>::max());
+  EXPECT_EQ(view.strides[1], 3372036854870577);
+  EXPECT_EQ(view.strides[2], 1);
 }
 
 TEST_F(Safetensors, RefusesFilesThatCannotBeRead) {
