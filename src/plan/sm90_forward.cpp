@@ -37,8 +37,10 @@ constexpr int kExactMaxHeadDim = 112;
 constexpr int kMaxOwnPartsHeadDim = 192;  // of wider heads what finds parts spills
 constexpr std::int64_t kFewestSplitsOfARequest = 8;
 constexpr std::size_t kMaxSpecs = 4;
-constexpr int kBoxRows = 8;     // of a box of a page, at least: whole rows of the swizzle
-constexpr int kMostBoxes = 32;  // of a KV tile: a lane copies each
+constexpr int kMostClusterHeadDim = 128;      // up to which it was measured
+constexpr std::int64_t kManyMergedRows = 16;  // of a tile
+constexpr int kBoxRows = 8;                   // of a box of a page, at least: whole rows of the swizzle
+constexpr int kMostBoxes = 32;                // of a KV tile: a lane copies each
 constexpr std::int64_t kMostBoxRows = 256;
 
 struct Tile {
@@ -149,6 +151,20 @@ bool turns_pay(const Problem& problem, const KernelSpec& spec) noexcept {
   return problem.causal || captures || problem.dropout || d <= 64 || d > 128 || consumers(spec) > 2;
 }
 
+/// Blocks of a cluster that merge the splits of a tile of few rows; 1 where the kernel behind is the faster. It takes
+/// the longer the more rows it merges. Clusters of more than two go to fewer multiprocessors than there are, which
+/// costs least where the call has fewer blocks than these.
+int usual_split_blocks(const Problem& problem, const Choice& choice) noexcept {
+  if (std::max(problem.d_qk, problem.d_v) > kMostClusterHeadDim) return 1;
+  if (problem.variants != nullptr && !keeps_scores(*problem.variants)) return 1;
+  if (!std::has_single_bit(static_cast<unsigned>(choice.splits))) return 1;
+  const std::int64_t group = choice.pack_gqa ? problem.h_q / problem.h_kv : 1;
+  const std::int64_t blocks = problem.b * (problem.h_q / group) * choice.splits;
+  const bool half_empty = 2 * blocks <= kMultiprocessors && choice.splits <= 8;
+  const bool many_rows = problem.s_q * group >= kManyMergedRows && choice.splits <= 4;
+  return choice.splits == 2 || half_empty || many_rows ? choice.splits : 1;
+}
+
 /// What the kernel lays its shared memory and its warps out by.
 sm90::ForwardShape shape_of(const KernelSpec& spec) {
   const auto& own = spec.as<Sm90Forward>();
@@ -167,7 +183,7 @@ sm90::ForwardShape shape_of(const KernelSpec& spec) {
           .windowed = spec.variants.left_window || spec.variants.chunked,
           .masked = !spec.variants.mask.empty(),
           .scheduled = own.scheduled || own.own_parts,
-          .clustered = own.split_blocks > 1};
+          .paired = own.split_blocks == 2};
 }
 
 /// Whether a step of the product S may add what a score function grows by from key to key.
@@ -343,7 +359,7 @@ bool sm90_forward_splits_request(const Problem& problem, const Fixed& fixed, con
 
 void sm90_forward_form_clusters(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept {
   if (!choice.short_query || choice.splits == 1 || problem.dropout || problem.accumulate || problem.bounded) return;
-  const int blocks = fixed.number("split_blocks", 1);
+  const int blocks = fixed.number("split_blocks", fixed.has("splits") ? 1 : usual_split_blocks(problem, choice));
   if (blocks < 2) return;
   const Tile& tile = preferred_tiles(problem, choice).front();
   const bool few_rows = fixed.number("tile_m", tile.tile_m) == 64 && fixed.number("q_buffers", tile.q_buffers) == 1;

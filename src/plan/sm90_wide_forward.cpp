@@ -18,6 +18,8 @@ namespace {
 constexpr int kLeastHeadDim = 256;  // up to which a consumer warpgroup of sm90_forward holds O
 constexpr int kMostHeadDimQk = 576;
 constexpr int kMostHeadDimV = 512;
+// With one, blocks wait longest for the merge of its parts, which have twice as many blocks each.
+constexpr std::int64_t kFewestRequests = 4;
 constexpr int kBoxRows = 8;  // of a box of a page, at least: whole rows of the swizzle
 
 sm90::WideShape shape_of(const KernelSpec& spec) {
@@ -124,7 +126,7 @@ void sm90_wide_forward_form_clusters(const Problem& problem, const Fixed& fixed,
   spec.varlen = problem.varlen;
   const std::int64_t group = problem.h_q / problem.h_kv;
   const std::int64_t sharing = group / heads_of_a_tile(spec, group, problem.s_q);  // heads of the grid, of a KV head
-  choice.multicast = sharing % 2 == 0 && fixed.flag("multicast", false);
+  choice.multicast = sharing % 2 == 0 && fixed.flag("multicast", problem.b >= kFewestRequests);
 }
 
 std::vector<KernelSpec> sm90_wide_forward_specs(const Problem& problem, const Fixed& fixed, const Choice& choice) {

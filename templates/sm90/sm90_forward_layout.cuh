@@ -18,7 +18,7 @@ struct ForwardShape {
   bool windowed;   // keys are hidden before others too
   bool masked;     // by a mask function
   bool scheduled;  // blocks take pieces of query tiles
-  bool clustered;  // the blocks of a cluster have parts of them
+  bool paired;     // two blocks of a cluster have a half of them each
 
   FA_HOST_DEVICE constexpr int consumers() const { return tile_m / kWarpgroupRows; }
 
@@ -100,8 +100,8 @@ FA_HOST_DEVICE constexpr SharedLayout shared_layout(const ForwardShape& shape) {
   at.column_bits = at.row_bits + (shape.keeps_row_bits() ? kBitsSpace * shape.tile_m : 0);
   at.column_bits_bytes = kBitsSpace * (shape.tile_n / 4);
   at.bytes = at.column_bits + (shape.keeps_row_bits() ? shape.dropout_warps() * at.column_bits_bytes : 0);
-  // In pairs, the blocks of clusters would take half of the multiprocessors.
-  if (shape.clustered) at.bytes = greater(at.bytes, kMoreThanHalf);
+  // A pair would go to one multiprocessor, and another have none. Larger clusters alone find few places.
+  if (shape.paired) at.bytes = greater(at.bytes, kMoreThanHalf);
   return at;
 }
 

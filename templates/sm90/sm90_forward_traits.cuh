@@ -102,7 +102,7 @@ struct ForwardTraits {
                                           .windowed = kWindowed,
                                           .masked = Variant::kMask,
                                           .scheduled = kPostsPieces,
-                                          .clustered = kMergesInCluster};
+                                          .paired = kSplitBlocks == 2};
   static constexpr int kThreads = kShape.threads();
   static constexpr bool kDropoutWarpgroup = kShape.has_dropout_warpgroup();
   static constexpr bool kEmptyWarp = kShape.has_empty_warp();

@@ -383,7 +383,8 @@ TEST(Choice, BlocksOfAClusterMergeTheirSplits) {
     EXPECT_EQ(forward_workspace(problem, choice, ForwardNeeds{}).bytes(), 0U) << "nothing leaves the chip";
     const ForwardPlan plan = plan_forward(problem, fixed);
     EXPECT_EQ(plan.kernel.cluster(), 8) << d << ": the parts have room";
-    EXPECT_GT(2 * (shared_bytes(plan.kernel) + 1024), limits(problem.arch).shared_per_sm);
+    const KernelSpec pair = plan_forward(problem, {{"split_blocks", 2}}).kernel;
+    EXPECT_GT(2 * (shared_bytes(pair) + 1024), limits(problem.arch).shared_per_sm) << "a multiprocessor each";
     EXPECT_EQ(kernels_of(plan).size(), 1U) << "no other kernel merges";
     kernel::ForwardVariantParams params;
     EXPECT_EQ(forward_params(problem, {}, 1, choice.splits, plan.kernel, 132, {}, params).grid, 2 * 2 * 8);
@@ -392,6 +393,12 @@ TEST(Choice, BlocksOfAClusterMergeTheirSplits) {
   }
   const auto blocks = [&](const Problem& problem, const Fixed& with) { return choose(problem, with).split_blocks; };
   Problem problem = shaped(1, 8, 2, 1, 8192);
+  EXPECT_EQ(blocks(shaped(8, 32, 8, 1, 8192), {}), 2) << "usual of two splits";
+  EXPECT_EQ(blocks(shaped(32, 16, 1, 1, 8192), {}), 4) << "of 16 rows";
+  EXPECT_EQ(blocks(shaped(1, 32, 8, 1, 1024), {}), 8) << "of half of the multiprocessors";
+  EXPECT_EQ(blocks(shaped(4, 32, 8, 1, 8192), {}), 1);
+  EXPECT_EQ(blocks(shaped(1, 32, 8, 1, 8192), {}), 1);
+  EXPECT_EQ(blocks(shaped(8, 32, 8, 1, 8192), {{"splits", 2}}), 1) << "as they were asked for";
   EXPECT_EQ(blocks(problem, {{"split_blocks", 7}}), 4);
   EXPECT_EQ(blocks(problem, {{"split_blocks", 8}, {"tile_n", 16}}), 1) << "no room";
   EXPECT_EQ(blocks(problem, {{"split_blocks", 8}, {"tile_n", 16}, {"stages", 7}}), 8);

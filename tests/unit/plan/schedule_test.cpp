@@ -103,9 +103,9 @@ TEST(Schedule, PartsAreAsManyAsFitTheGpu) {
     const KernelSpec spec = kernel_of(problem);
     EXPECT_EQ(schedule_shape(problem, spec, 132).parts, 132 * spec.min_blocks);
   }
-  const Problem few = decode(1, 512);
+  const Problem few = decode(2, 512);
   const KernelSpec spec = kernel_of(few);
-  EXPECT_EQ(schedule_shape(few, spec, 1000).parts, 8 * (512 / spec.tile_n / kernel::kFewestTiles));
+  EXPECT_EQ(schedule_shape(few, spec, 1000).parts, 2 * 8 * (512 / spec.tile_n / kernel::kFewestTiles));
 }
 
 TEST(Schedule, SegmentsCoverTheSlots) {

@@ -105,7 +105,7 @@ TEST(Sm90WideForward, PacksHeadsBesidePositions) {
     kernel::ForwardVariantParams params;
     forward_params(problem, {}, 1, 1, spec, 132, {}, params);
     EXPECT_EQ(params.group, together);
-    EXPECT_EQ(params.heads, heads / together);
+    EXPECT_EQ(params.heads, heads / (together * spec.cluster()));
     EXPECT_EQ(params.m_blocks, (s_q * together + 63) / 64);
     EXPECT_EQ(schedule_shape(problem, spec, 132).slots, params.m_blocks * problem.b);
   }
@@ -145,7 +145,11 @@ TEST(Sm90WideForward, BlocksOfNeighbouringHeadsCopyKeysForEachOther) {
   const Fixed fixed{{"multicast", 1}};
   Problem problem = latent(128);
   EXPECT_TRUE(choose(problem, fixed).multicast) << "two tiles of 64 heads";
+  EXPECT_TRUE(choose(problem, {}).multicast) << "as usual";
   EXPECT_FALSE(choose(problem, {{"multicast", 0}}).multicast);
+  problem.b = 1;
+  EXPECT_FALSE(choose(problem, {}).multicast);
+  problem.b = 8;
   const KernelSpec kernel = plan_forward(problem, fixed).kernel;
   EXPECT_EQ(kernel.cluster(), 2);
   const ScheduleShape shape = schedule_shape(problem, kernel, 132);
