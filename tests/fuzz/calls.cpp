@@ -127,7 +127,7 @@ Tally run(const Options& options, RunCase run_case) {
         failed = true;
       }
       calls += own.calls - before;
-      if (t_case % 256 == 0) alarm(120);  // for a call that does not come back
+      if (t_case % 16 == 0) alarm(120);  // for a call that does not come back, also where little time is left to us
     }
     const std::scoped_lock lock(mutex);
     all.add(own);
