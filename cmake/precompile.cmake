@@ -29,17 +29,10 @@ function(fa_use_precompiled target)
   endif()
 endfunction()
 
-set(fa_test_flags -O0)
-if(FA_SANITIZE MATCHES "address" AND FA_SANITIZE MATCHES "undefined")
-  # A quarter of the time of a file of tests: AddressSanitizer sees what is read through such a pointer, and the library
-  # is compiled with them.
-  list(APPEND fa_test_flags -fno-sanitize=null,alignment,vptr)
-endif()
-
 # fa_test_options(TARGET): a program of tests. Its own code runs once: it costs more to optimise than to execute. What it
 # tests is optimised, being the library's.
 function(fa_test_options target)
-  target_compile_options(${target} PRIVATE ${fa_test_flags})
+  target_compile_options(${target} PRIVATE -O0)
   if(NOT FA_PRECOMPILE)
     return()
   endif()
@@ -47,7 +40,7 @@ function(fa_test_options target)
     # A program, because position-independent code of libraries is compiled differently.
     file(WRITE ${PROJECT_BINARY_DIR}/precompiled/main.cpp "int main() {}\n")
     add_executable(fa_precompiled_tests EXCLUDE_FROM_ALL ${PROJECT_BINARY_DIR}/precompiled/main.cpp)
-    target_compile_options(fa_precompiled_tests PRIVATE ${fa_test_flags})
+    target_compile_options(fa_precompiled_tests PRIVATE -O0)
     target_link_libraries(fa_precompiled_tests PRIVATE fa_flags fa_fmt Threads::Threads GTest::gtest)
     target_precompile_headers(fa_precompiled_tests PRIVATE ${common_headers} <gtest/gtest.h>)
   endif()

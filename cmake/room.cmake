@@ -13,6 +13,10 @@ if(FA_SANITIZE)
   target_compile_options(fa_flags INTERFACE -fsanitize=${FA_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(fa_flags INTERFACE -fsanitize=${FA_SANITIZE})
 endif()
+if(NOT FA_SANITIZE_ACCESSES AND FA_SANITIZE MATCHES "address" AND FA_SANITIZE MATCHES "undefined")
+  # A third of the time of a file. Behind -fsanitize, which would turn them on again.
+  target_compile_options(fa_flags INTERFACE $<$<NOT:$<BOOL:$<TARGET_PROPERTY:FA_READS_BYTES>>>:-fno-sanitize=null,alignment,vptr>)
+endif()
 
 if(FA_BUILD_FUZZERS)
   if(NOT CMAKE_CXX_COMPILER_ID STREQUAL Clang)
@@ -21,10 +25,18 @@ if(FA_BUILD_FUZZERS)
   target_compile_options(fa_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 
-# fa_room(NAME SOURCES... [USES rooms...] [LINKS targets...] [SMALL | FAST])
+# fa_foreign_text(FILES...): most of what they compile is of other libraries' headers, where this one's accesses are few.
+function(fa_foreign_text)
+  if(NOT FA_SANITIZE_ACCESSES AND FA_SANITIZE MATCHES "undefined")
+    set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=undefined,float-cast-overflow)
+  endif()
+endfunction()
+
+# fa_room(NAME SOURCES... [USES rooms...] [LINKS targets...] [SMALL | FAST] [BYTES])
 # SMALL: nothing in it runs at every call, so that a release has it in few bytes. FAST: it computes.
+# BYTES: it reads files or tensors, whose bytes may lie anywhere.
 function(fa_room name)
-  cmake_parse_arguments(ROOM "SMALL;FAST" "" "SOURCES;USES;LINKS" ${ARGN})
+  cmake_parse_arguments(ROOM "SMALL;FAST;BYTES" "" "SOURCES;USES;LINKS" ${ARGN})
   add_library(fa_${name} OBJECT ${ROOM_SOURCES})
   target_include_directories(fa_${name} PUBLIC ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src
                                                ${PROJECT_SOURCE_DIR})
@@ -33,6 +45,7 @@ function(fa_room name)
   if(NOT fa_shared)
     target_compile_definitions(fa_${name} PUBLIC FA_STATIC)
   endif()
+  set_target_properties(fa_${name} PROPERTIES FA_READS_BYTES "${ROOM_BYTES}")
   if(NOT (ROOM_SMALL OR ROOM_FAST) OR NOT fa_several_levels)
     fa_use_precompiled(fa_${name})
   endif()

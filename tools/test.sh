@@ -246,7 +246,9 @@ if [[ $mode != quick ]]; then
   check "static in a project of C alone" check_subproject STATIC -DFA_SHARED=OFF -DCONSUMER_LANGUAGES=C
 
   stage 6 "AddressSanitizer and UndefinedBehaviorSanitizer"
-  configure asan -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF
+  accesses=OFF
+  [[ $mode != full ]] || accesses=ON
+  configure asan -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF -DFA_SANITIZE_ACCESSES=$accesses
   cmake --build build/asan -j "$jobs" --target unit_tests
   run_ctest asan build/asan -L unit
 
