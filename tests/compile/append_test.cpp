@@ -9,7 +9,7 @@
 #include "render/source.hpp"
 
 // Every kind of append compiles with NVRTC, without a toolkit header and without spilling: for every architecture where
-// FA_TESTS is thorough, else for two of them.
+// FA_TESTS is thorough, else for one of them.
 namespace fa {
 namespace {
 

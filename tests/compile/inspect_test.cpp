@@ -11,7 +11,7 @@
 #include "render/source.hpp"
 
 // The kernels of debug calls, and that of column sums, compile with NVRTC, with checks and without, and do not spill:
-// for every architecture where FA_TESTS is thorough, else for two of them.
+// for every architecture where FA_TESTS is thorough, else for one of them.
 namespace fa {
 namespace {
 

@@ -100,33 +100,37 @@ TEST(TuringCompile, Variants) {
   expect_backward(problem, false);
 }
 
+/// Likewise.
 TEST(TuringCompile, Backward) {
   std::size_t n = 0;
   for (const int d : {8, 64, 128, 192, 256, 384}) {
-    if (test::tries(n++, 2)) expect_backward(problem_of(DType::f16, d, true), d == 128);
+    if (test::tries(n++, 3)) expect_backward(problem_of(DType::f16, d, true), d == 128);
   }
   for (const int d : {8, 64, 128, 224}) {
-    if (test::tries(++n, 2)) expect_backward(problem_of(DType::f32, d, false), d == 64);
+    if (test::tries(++n, 3)) expect_backward(problem_of(DType::f32, d, false), d == 128);
   }
 }
 
+/// Each of one dtype in turn, where FA_TESTS is not thorough.
 TEST(TuringCompile, OthersAround) {
   for (const DType dtype : {DType::f16, DType::f32}) {
+    std::size_t n = 0;
+    const auto has_turn = [&] { return test::alternates(n++, dtype == DType::f32); };
     plan::MergeProblem merge;
     merge.arch = plan::parse_arch("sm_75");
     merge.dtype = dtype;
     merge.d_v = 128;
-    expect_clean(plan::merge_specs(merge));
+    if (has_turn()) expect_clean(plan::merge_specs(merge));
     plan::AppendProblem append;
     append.arch = merge.arch;
     append.dtype = dtype;
     append.d_qk = append.d_v = 128;
     append.rotary_dims = 64;
-    expect_clean(plan::append_specs(append));
+    if (has_turn()) expect_clean(plan::append_specs(append));
     plan::Problem sums = problem_of(dtype, 128, true);
     sums.statistics = {MaxLogit::softmax, false, true, ColumnSums::query_heads};
-    expect_forward(sums);
-    expect_clean({plan::probabilities_spec(problem_of(dtype, 128, true))});
+    if (has_turn()) expect_forward(sums);
+    if (has_turn()) expect_clean({plan::probabilities_spec(problem_of(dtype, 128, true))});
   }
   expect_clean({plan::scan_results_spec(plan::parse_arch("sm_75"))});
 }

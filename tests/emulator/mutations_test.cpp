@@ -286,11 +286,17 @@ void run_over_pages(const Mutation& mutation, bool changed, std::uint64_t seed) 
   EXPECT_GT(worst, 0.05) << "harmless";
 }
 
+/// Random calls that a mutant is given, some of which show the mistake; the kernel itself a few, which other tests give
+/// many, too.
+std::uint32_t draws(bool changed) {
+  return changed || fa::test::thorough() ? 60 : 6;
+}
+
 /// Many calls, some of which show the mistake.
 void run_append_of(const Mutation& mutation, bool changed, std::uint64_t seed) {
   fa::test::AppendCase c = *mutation.subject.append;
   bool wrong = false;
-  for (std::uint32_t draw = 0; draw < 60; ++draw) {
+  for (std::uint32_t draw = 0; draw < draws(changed); ++draw) {
     draw_requests(c, static_cast<std::uint32_t>(seed) * 60 + draw);
     const fa::test::AppendData data(c);
     const auto after = run_append(c, data, mutation.subject.spec, seed, changed ? "mutant " + mutation.name : "");
@@ -305,7 +311,7 @@ void run_append_of(const Mutation& mutation, bool changed, std::uint64_t seed) {
 void run_merge_of(const Mutation& mutation, bool changed, std::uint64_t seed) {
   fa::test::MergeCase c = *mutation.subject.merge;
   bool wrong = false;
-  for (std::uint32_t draw = 0; draw < 60; ++draw) {
+  for (std::uint32_t draw = 0; draw < draws(changed); ++draw) {
     draw_rows(c, static_cast<std::uint32_t>(seed) * 60 + draw);
     const fa::test::MergeData data(c);
     const auto after = run_merge(c, data, mutation.subject.spec, seed, changed ? "mutant " + mutation.name : "");

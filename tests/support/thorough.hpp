@@ -22,10 +22,10 @@ std::span<const T> tried(const std::array<T, n>& all, std::size_t index) {
   return thorough() ? std::span<const T>(all) : std::span<const T>(all).subspan(index % n, 1);
 }
 
-/// Whether kind `of_two`, 0 or 1, tries case `index`: a thorough run tries both, others one of them. Which one it is
-/// goes with no bit of the index, so that each of loops within loops meets both kinds.
-inline bool alternates(std::size_t index, bool of_two) {
-  return thorough() || (std::popcount(index) % 2 != 0) == of_two;
+/// Whether kind `kind` of `kinds` tries case `index`: a thorough run tries all, others one of them. Which one it is
+/// goes with no bit of the index, so that each of loops within loops meets all kinds.
+inline bool alternates(std::size_t index, std::size_t kind, std::size_t kinds = 2) {
+  return thorough() || static_cast<std::size_t>(std::popcount(index)) % kinds == kind;
 }
 
 /// Whether a run tries case `index`: a thorough one all, others every `of`-th.
