@@ -2,6 +2,7 @@
 #define FA_SRC_PLAN_CATALOGUE_HPP_
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -68,8 +69,8 @@ struct ForwardFamily {
   const Kernel* kernel;  ///< the main one
   /// Thread blocks from which on the keys of a query tile are not split.
   std::int64_t enough_blocks;
-  bool has_counter = false;   ///< blocks may take query tiles from a counter
-  bool has_schedule = false;  ///< blocks may share the keys of requests over pages by a schedule
+  bool has_counter = false;  ///< blocks may take query tiles from a counter
+  bool of_bytes = false;     ///< its products are of 8-bit elements
   /// What it needs of the architecture and the dtype, and what of a call, that the problem has not. nullptr: it serves
   /// every problem.
   const char* (*misfit)(const Problem&) noexcept = nullptr;
@@ -80,6 +81,9 @@ struct ForwardFamily {
   bool (*packs)(const Problem&, const Fixed&, const Choice&) noexcept = nullptr;
   /// Keys out of an affine score function's reach may be left out; nullptr: never.
   bool (*may_have_reach)(const Problem&) noexcept = nullptr;
+  /// Keys that a row sees from which on blocks share those of requests over pages by a schedule; nullopt: they do not,
+  /// whatever an override says. nullptr: never.
+  std::optional<std::int64_t> (*scheduled_keys)(const Problem&, const Choice&) noexcept = nullptr;
   /// Adds to the choice which of its kernels the shapes want; the rows of a query tile.
   int (*decide)(const Problem&, const Fixed&, Choice&) noexcept;
   std::vector<KernelSpec> (*specs)(const Problem&, const Fixed&, const Choice&);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <optional>
 #include <utility>
 
 #include "plan/catalogue.hpp"
@@ -138,7 +139,7 @@ Choice choose_alone(const Problem& problem, const Fixed& fixed) noexcept {
       problem.typical_s_kv() * (problem.d_qk + problem.d_v) * static_cast<std::int64_t>(size_of(problem.dtype));
   const std::int64_t tiles = ceil_div(choice.pack_gqa ? s_q * group : s_q, std::max<std::int64_t>(tile_m, 1)) *
                              (choice.pack_gqa ? problem.h_kv : problem.h_q) * problem.b;
-  choice.scheduled = forward_family(choice.family).has_schedule && shares_by_schedule(problem, fixed, choice);
+  choice.scheduled = shares_by_schedule(problem, fixed, choice);
   if (choice.own_parts) choice.splits = 1;
   if (choice.own_parts || choice.splits_request) choice.scheduled = false;
   choice.affine_reach = may_have_reach(problem, choice) &&
@@ -164,10 +165,9 @@ Choice choose_alone(const Problem& problem, const Fixed& fixed) noexcept {
 
 bool shares_by_schedule(const Problem& problem, const Fixed& fixed, const Choice& choice) noexcept {
   if (!problem.paged() || problem.accumulate) return false;  // pieces are not added to a state
-  if (choice.family == Family::sm90 && !choice.short_query) return false;
-  // Blocks of a few KV tiles have nothing to share, but they go on from request to request without a pause.
-  const bool many = choice.family == Family::sm90 && problem.b * problem.h_kv > kMultiprocessors;
-  return fixed.flag("scheduled", visible_keys(problem) >= (many ? kScheduledKeysOfMany : kScheduledKeys));
+  const auto scheduled_keys = forward_family(choice.family).scheduled_keys;
+  const std::optional<std::int64_t> keys = scheduled_keys != nullptr ? scheduled_keys(problem, choice) : std::nullopt;
+  return keys && fixed.flag("scheduled", visible_keys(problem) >= *keys);
 }
 
 Choice choose(const Problem& problem, const Fixed& fixed) noexcept {

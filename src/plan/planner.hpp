@@ -21,7 +21,7 @@ struct Choice {
   bool pack_gqa = false;
   bool many_diagonals = false;  ///< sm90: of the few KV tiles of a query tile, causality cuts a large part
   bool dynamic = false;         ///< sm90: blocks take query tiles from a counter (may_be_dynamic)
-  bool many_rows = false;       ///< sm90: tall query tiles waste few rows, and each multiprocessor gets one
+  bool many_rows = false;       ///< sm90: large-M query tiles waste few rows, and each multiprocessor gets one
   bool long_rows = false;       ///< sm90: of these the kind for long rows
   bool exact_max = false;       ///< sm90: the softmax takes exact maxima
   bool affine_reach = false;    ///< sm90: KV tiles out of an affine score function's reach are left out
@@ -53,7 +53,7 @@ struct Choice {
   static constexpr int kSlots = kFamilies * 4096;
 };
 
-/// Whether thread blocks of a family that has schedules share keys by one: `choice` as far as the family decides it.
+/// Whether thread blocks share keys by a schedule: `choice` as far as the family decides it.
 bool shares_by_schedule(const Problem& problem, const Fixed& fixed, const Choice& choice) noexcept;
 
 /// Keys that any row may see.

@@ -26,7 +26,7 @@ constexpr int kMaxConsumers = 4;
 constexpr int kFragmentRegisters[] = {224, 208, 128, 84};
 constexpr int kRegistersOfDrawers = 16;         // which each of two consumers has less
 constexpr std::int64_t kMultiprocessors = 132;  // of a Hopper GPU
-constexpr std::int64_t kFewestTallTiles = kMultiprocessors;
+constexpr std::int64_t kFewestLargeMTiles = kMultiprocessors;
 // For tiles of 192 rows, measured on an H200: a causal head's first one may be nearly empty.
 constexpr std::int64_t kManyRows = 768;
 constexpr std::int64_t kManyCausalRows = 448;
@@ -48,16 +48,16 @@ struct Tile {
 };
 
 // In order of preference, of those that fit; the tiles of a list share tile_m (with packed query heads the group
-// divides it), but for tall ones. Measured on an H200 (docs/experiments.md).
-constexpr Tile kSmallTall[] = {{256, 64, 6, 2}, {256, 48, 6, 2}, {192, 128, 2, 2}, {192, 96, 2, 2}};
+// divides it), but for large-M ones. Measured on an H200 (docs/experiments.md).
+constexpr Tile kSmallLargeM[] = {{256, 64, 6, 2}, {256, 48, 6, 2}, {192, 128, 2, 2}, {192, 96, 2, 2}};
 constexpr Tile kSmall[] = {{192, 128, 2, 2}, {192, 112, 2, 2}, {192, 96, 2, 2}, {192, 64, 2, 1}};
 constexpr Tile kMedium[] = {{128, 128, 2, 2}, {128, 112, 2, 2}, {128, 96, 2, 2}, {128, 64, 2, 1}};
-constexpr Tile kMediumTall[] = {{192, 112, 2, 2}, {192, 96, 2, 2},  {192, 80, 3, 2},
-                                {192, 64, 3, 2},  {128, 128, 2, 2}, {128, 96, 2, 2}};
-constexpr Tile kMediumShortTall[] = {{192, 64, 3, 2}, {192, 48, 3, 2}, {128, 128, 2, 2}, {128, 96, 2, 2}};
-constexpr Tile kMediumTallest[] = {{256, 64, 3, 2}, {192, 112, 2, 2}, {192, 96, 2, 2}, {128, 128, 2, 2}};  // d <= 72
-constexpr Tile kLargeTall[] = {{192, 64, 3, 1}, {192, 48, 3, 1}, {128, 96, 2, 1}, {128, 80, 2, 1}};        // d <= 160
-constexpr Tile kLargeQk[] = {{128, 128, 2, 1}, {128, 112, 2, 1}, {128, 96, 2, 1}, {128, 64, 2, 1}};        // d_v <= 128
+constexpr Tile kMediumLargeM[] = {{192, 112, 2, 2}, {192, 96, 2, 2},  {192, 80, 3, 2},
+                                  {192, 64, 3, 2},  {128, 128, 2, 2}, {128, 96, 2, 2}};
+constexpr Tile kMediumShortLargeM[] = {{192, 64, 3, 2}, {192, 48, 3, 2}, {128, 128, 2, 2}, {128, 96, 2, 2}};
+constexpr Tile kMediumLargestM[] = {{256, 64, 3, 2}, {192, 112, 2, 2}, {192, 96, 2, 2}, {128, 128, 2, 2}};  // d <= 72
+constexpr Tile kLargeLargeM[] = {{192, 64, 3, 1}, {192, 48, 3, 1}, {128, 96, 2, 1}, {128, 80, 2, 1}};       // d <= 160
+constexpr Tile kLargeQk[] = {{128, 128, 2, 1}, {128, 112, 2, 1}, {128, 96, 2, 1}, {128, 64, 2, 1}};  // d_v <= 128
 constexpr Tile kLarge[] = {{128, 96, 2, 1}, {128, 80, 2, 1}, {128, 64, 2, 1}};
 constexpr Tile kLargest[] = {{128, 64, 2, 1}, {128, 80, 2, 1}, {128, 48, 2, 1}};
 // All rows of a head in one warpgroup. 64 KB of keys on their way are enough; more of them are read more slowly.
@@ -96,9 +96,9 @@ bool may_have_statistics(const Problem& problem) noexcept {
   return !problem.ragged() && !problem.dropout && keeps && std::max(problem.d_qk, problem.d_v) <= 128;
 }
 
-/// The tiles of a problem with enough rows, of which the first is tall; none where a tall one takes too many registers
-/// or is not the faster.
-std::span<const Tile> tall_tiles(const Problem& problem, bool long_rows, bool exact_max) noexcept {
+/// The tiles of a problem with enough rows, of which the first is large-M; none where such a one takes too many
+/// registers or is not the faster.
+std::span<const Tile> large_m_tiles(const Problem& problem, bool long_rows, bool exact_max) noexcept {
   using Tiles = std::span<const Tile>;
   if (problem.dropout) return {};
   const int d = std::max(problem.d_qk, problem.d_v);
@@ -112,10 +112,10 @@ std::span<const Tile> tall_tiles(const Problem& problem, bool long_rows, bool ex
     const bool slower = !variants->captures.empty() || variants->affine;
     if (!variants->score.empty() && (slower || d > 128 || !long_rows)) return {};
   }
-  if (d <= 64) return kSmallTall;
-  if (d <= 72 && long_rows) return kMediumTallest;
-  if (d <= 128) return problem.causal && !long_rows ? Tiles(kMediumShortTall) : kMediumTall;
-  return d <= 160 ? Tiles(kLargeTall) : Tiles();
+  if (d <= 64) return kSmallLargeM;
+  if (d <= 72 && long_rows) return kMediumLargestM;
+  if (d <= 128) return problem.causal && !long_rows ? Tiles(kMediumShortLargeM) : kMediumLargeM;
+  return d <= 160 ? Tiles(kLargeLargeM) : Tiles();
 }
 
 /// Whether blocks of one consumer, which wait for their own products and exponentials, may share a multiprocessor:
@@ -129,7 +129,7 @@ std::span<const Tile> preferred_tiles(const Problem& problem, const Choice& choi
   using Tiles = std::span<const Tile>;
   const int d = std::max(problem.d_qk, problem.d_v);
   const bool short_query = choice.short_query;
-  if (choice.many_rows) return tall_tiles(problem, choice.long_rows, choice.exact_max);
+  if (choice.many_rows) return large_m_tiles(problem, choice.long_rows, choice.exact_max);
   if (d <= 64 && !short_query && takes_registers(problem)) return kMedium;
   if (d <= 64) return short_query ? Tiles(kShortSmall) : kSmall;
   if (short_query && d > 128) return by_parts(choice) && d > 160 ? Tiles(kShortLargestScheduled) : kShortLarge;
@@ -223,7 +223,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   own.scheduled = choice.scheduled;
   own.own_parts = choice.own_parts;
   own.skips_hidden = sm90_forward_may_skip_hidden(spec) && choice.many_diagonals;
-  // Four warpgroups with KV tiles to pass over are faster when each runs ahead as it can.
+  // Four warpgroups with KV tiles to skip are faster when each runs ahead as it can.
   const bool drifts = consumers(spec) > 3 && own.skips_hidden && own.q_buffers == 2;
   own.take_turns = fixed.flag("take_turns", consumers(spec) > 1 && turns_pay(problem, spec) && !drifts);
   own.affine_product = fixed.flag("affine_product", may_add_affine(spec) && affine_product_pays(problem));
@@ -252,10 +252,10 @@ const Tile* first_that_fits(std::span<const Tile> tiles, const Problem& problem,
   return found == tiles.end() ? nullptr : &*found;
 }
 
-/// The first tall tile that fits a problem, if it had enough rows; nullptr where there is none.
-const Tile* tall_tile(const Problem& problem, const Fixed& fixed, const Choice& choice, bool long_rows) {
+/// The first large-M tile that fits a problem, if it had enough rows; nullptr where there is none.
+const Tile* large_m_tile(const Problem& problem, const Fixed& fixed, const Choice& choice, bool long_rows) {
   if (choice.pack_gqa || choice.short_query) return nullptr;
-  const std::span<const Tile> tiles = tall_tiles(problem, long_rows, choice.exact_max);
+  const std::span<const Tile> tiles = large_m_tiles(problem, long_rows, choice.exact_max);
   const bool other_rows = fixed.has("tile_m") && !tiles.empty() && fixed.number("tile_m") != tiles.front().tile_m;
   return other_rows ? nullptr : first_that_fits(tiles, problem, fixed, {});
 }
@@ -266,7 +266,7 @@ struct OtherLength {
   bool exact_max;
 };
 
-/// What a store may hold of the same tile, or of a tall one, for other lengths, with the maxima that those have.
+/// What a store may hold of the same tile, or of a large-M one, for other lengths, with the maxima that those have.
 void add_other_lengths(std::vector<KernelSpec>& specs, const Problem& problem, const Fixed& fixed,
                        const Choice& choice) {
   std::vector<OtherLength> lengths;
@@ -280,8 +280,8 @@ void add_other_lengths(std::vector<KernelSpec>& specs, const Problem& problem, c
       const Tile* const tile = first_that_fits(preferred_tiles(problem, other), problem, fixed, other);
       if (tile != nullptr) lengths.push_back({*tile, other.exact_max});
     }
-    const Tile* const tall = tall_tile(problem, fixed, other, long_rows);
-    if (tall != nullptr) lengths.push_back({*tall, other.exact_max});
+    const Tile* const large_m = large_m_tile(problem, fixed, other, long_rows);
+    if (large_m != nullptr) lengths.push_back({*large_m, other.exact_max});
   }
   for (const bool reaches : {false, true}) {
     if (reaches && !may_have_reach(problem, choice)) continue;
@@ -380,7 +380,7 @@ bool sm90_forward_many_rows(const Problem& problem, const Fixed& fixed, bool pac
   const bool long_rows = sm90_forward_long_rows(problem);
   Choice choice;
   choice.exact_max = sm90_forward_exact_max(problem, fixed, long_rows, false);
-  const auto possible = tall_tiles(problem, long_rows, choice.exact_max);
+  const auto possible = large_m_tiles(problem, long_rows, choice.exact_max);
   if (pack_gqa || possible.empty()) return false;
   const int tile_m = possible.front().tile_m;
   if (fixed.number("tile_m", tile_m) != tile_m) return false;
@@ -388,7 +388,7 @@ bool sm90_forward_many_rows(const Problem& problem, const Fixed& fixed, bool pac
     return false;
   const std::int64_t rows = problem.typical_s_q();
   const std::int64_t tiles = (rows + tile_m - 1) / tile_m;
-  if (tiles * problem.b * problem.h_q < kFewestTallTiles) return false;
+  if (tiles * problem.b * problem.h_q < kFewestLargeMTiles) return false;
   if (std::max(problem.d_qk, problem.d_v) <= 64) return rows > 128;
   return rows >= (problem.causal ? kManyCausalRows : kManyRows);
 }
@@ -407,6 +407,12 @@ bool sm90_forward_may_have_reach(const Problem& problem) noexcept {
   const Variants* const variants = problem.variants;
   return variants != nullptr && variants->affine && problem.positive_scale && !problem.ragged() && !problem.dropout &&
          !variants->hides_keys();
+}
+
+std::optional<std::int64_t> sm90_forward_scheduled_keys(const Problem& problem, const Choice& choice) noexcept {
+  if (!choice.short_query) return std::nullopt;
+  // Blocks of a few KV tiles have nothing to share, but they go on from request to request without a pause.
+  return problem.b * problem.h_kv > kMultiprocessors ? kScheduledKeysOfMany : kScheduledKeys;
 }
 
 int sm90_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept {

@@ -2,6 +2,7 @@
 #define FA_SRC_PLAN_SM90_FORWARD_HPP_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,7 +24,7 @@ const char* sm90_copy_obstacle(const Problem& problem) noexcept;
 /// Whether two blocks of one consumer fit a multiprocessor.
 bool sm90_forward_has_two_blocks(const Problem& problem, const KernelSpec& spec);
 
-/// Whether a problem has enough rows for tall query tiles, which more consumer warpgroups share than others: as many
+/// Whether a problem has enough rows for large-M query tiles, which more consumer warpgroups share than others: as many
 /// tiles as the GPU has multiprocessors, and few rows of padding.
 bool sm90_forward_many_rows(const Problem& problem, const Fixed& fixed, bool pack_gqa) noexcept;
 
@@ -49,6 +50,9 @@ bool sm90_forward_exact_max(const Problem& problem, const Fixed& fixed, bool lon
 /// Whether the score function takes from scores by distance, and each row's best key is visible, so that keys out of
 /// its reach may be left out.
 bool sm90_forward_may_have_reach(const Problem& problem) noexcept;
+
+/// ForwardFamily::scheduled_keys.
+std::optional<std::int64_t> sm90_forward_scheduled_keys(const Problem& problem, const Choice& choice) noexcept;
 
 /// Adds to `choice` which of the family's kernels the shapes want; the rows of a query tile.
 int sm90_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept;

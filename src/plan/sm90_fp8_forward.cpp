@@ -10,6 +10,7 @@
 #include <sm90/sm90_forward_params.cuh>
 #include <sm90/sm90_fp8_layout.cuh>
 
+#include "plan/catalogue.hpp"
 #include "plan/fixed.hpp"
 #include "plan/tensor_map.hpp"
 #include "support/text.hpp"
@@ -172,7 +173,7 @@ const char* sm90_fp8_forward_obstacle(const Problem& problem) noexcept {
 }
 
 void check_fp8(const Problem& problem, const Choice& choice) {
-  if (choice.family == Family::sm90_fp8) return;
+  if (forward_family(choice.family).of_bytes) return;
   const char* const misfit = sm90_fp8_forward_misfit(problem);
   if (misfit != nullptr) support::throw_unsupported("dtype", to_string(problem.dtype), misfit);
   const char* const obstacle = sm90_fp8_forward_obstacle(problem);

@@ -99,7 +99,7 @@ constinit const ForwardFamily kSm80ForwardFamily{
     .kernel = &kKernel,
     // More than the multiprocessors of any GPU so far, so that the choice need not know the GPU.
     .enough_blocks = 192,
-    .has_schedule = true,
+    .scheduled_keys = [](const Problem&, const Choice&) noexcept { return std::optional(kScheduledKeys); },
     .decide = sm80_forward_decide,
     .specs = sm80_forward_specs,
     .fits = sm80_forward_fits,

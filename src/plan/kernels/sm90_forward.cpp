@@ -116,12 +116,12 @@ constinit const ForwardFamily kSm90ForwardFamily{
     // others.
     .enough_blocks = 132,
     .has_counter = true,
-    .has_schedule = true,
     .misfit = sm90_forward_misfit,
     .obstacle = sm90_copy_obstacle,
     .form_clusters = sm90_forward_form_clusters,
     .packs = packs,
     .may_have_reach = sm90_forward_may_have_reach,
+    .scheduled_keys = sm90_forward_scheduled_keys,
     .decide = sm90_forward_decide,
     .specs = sm90_forward_specs,
     .candidates = sm90_forward_candidates,

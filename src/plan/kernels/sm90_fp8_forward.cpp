@@ -78,6 +78,7 @@ constinit const ForwardFamily kSm90Fp8ForwardFamily{
     .family = Family::sm90_fp8,
     .kernel = &kKernel,
     .enough_blocks = 1,  // keys are not split
+    .of_bytes = true,
     .misfit = sm90_fp8_forward_misfit,
     .obstacle = sm90_fp8_forward_obstacle,
     .packs = packs,

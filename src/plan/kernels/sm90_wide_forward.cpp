@@ -66,11 +66,11 @@ constinit const ForwardFamily kSm90WideForwardFamily{
     .family = Family::sm90_wide,
     .kernel = &kKernel,
     .enough_blocks = 132,  // the multiprocessors of a Hopper GPU, as of sm90_forward
-    .has_schedule = true,
     .misfit = sm90_wide_forward_misfit,
     .obstacle = sm90_copy_obstacle,
     .form_clusters = sm90_wide_forward_form_clusters,
     .packs = packs,
+    .scheduled_keys = [](const Problem&, const Choice&) noexcept { return std::optional(kScheduledKeys); },
     .decide = [](const Problem&, const Fixed&, Choice&) noexcept { return kSm90WideTile; },
     .specs = sm90_wide_forward_specs,
     .candidates =
