@@ -95,14 +95,6 @@ std::vector<Mutation> in(const std::string& header, std::vector<Mutation> list) 
   return list;
 }
 
-std::vector<Mutation> joined(std::vector<std::vector<Mutation>> lists) {
-  std::vector<Mutation> all;
-  for (std::vector<Mutation>& list : lists) {
-    all.insert(all.end(), std::make_move_iterator(list.begin()), std::make_move_iterator(list.end()));
-  }
-  return all;
-}
-
 const std::vector<Mutation>& mutations() {
   static const std::vector<Mutation> instance = all_mutations();
   return instance;

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "api/problem.hpp"
+#include "emulator/joined.hpp"
 #include "plan/mask_tiles.hpp"
 
 namespace emulator {
@@ -33,10 +34,13 @@ fa::AttentionConfig with_mask(fa::AttentionConfig config, const char* text) {
   return config;
 }
 
-std::vector<StatisticsCase> make_cases() {
-  constexpr const char* kSmall = "tile_m=32 tile_n=32 warps=2 stages=1";
-  const fa::AttentionConfig both = asks(MaxLogit::softmax, true), heads = asks(MaxLogit::softmax, false, true);
-  std::vector<StatisticsCase> cases{
+constexpr const char* kSmall = "tile_m=32 tile_n=32 warps=2 stages=1";
+
+/// By mma.sync.
+std::vector<StatisticsCase> sm80_cases() {
+  const fa::AttentionConfig both = asks(MaxLogit::softmax, true);
+  const fa::AttentionConfig heads = asks(MaxLogit::softmax, false, true);
+  return {
       {"dense", attention_of(DType::bf16, {2, 2, 1, 45, 70, 16, 16}, false), both, {"sm80", kSmall}},
       {"causal", attention_of(DType::f16, {1, 2, 2, 70, 40, 24, 8}, true), both, {"sm80", std::string(kSmall)}},
       {"f32", attention_of(DType::f32, {1, 2, 1, 33, 50, 8, 8}, true), both, {"sm80", kSmall}},
@@ -85,6 +89,13 @@ std::vector<StatisticsCase> make_cases() {
        both,
        {"sm80", "tile_m=32 tile_n=32 warps=2 stages=2 loop_bodies=2"}},
   };
+}
+
+/// By wgmma.
+std::vector<StatisticsCase> sm90_cases() {
+  const fa::AttentionConfig both = asks(MaxLogit::softmax, true);
+  const fa::AttentionConfig heads = asks(MaxLogit::softmax, false, true);
+  std::vector<StatisticsCase> cases;
   for (const fa::DType dtype : {DType::bf16, DType::f16}) {
     const bool causal = dtype == DType::bf16;
     const std::string small = "tile_m=64 tile_n=64 stages=2 q_buffers=1 pack_gqa=0";
@@ -107,6 +118,12 @@ std::vector<StatisticsCase> make_cases() {
                       {"sm90", "tile_m=64 tile_n=64 stages=2 q_buffers=1 pack_gqa=0"}};
   sink.config.sink = true;
   cases.push_back(sink);
+  return cases;
+}
+
+/// Sums of columns.
+std::vector<StatisticsCase> column_sum_cases() {
+  std::vector<StatisticsCase> cases;
   for (const fa::ColumnSums sums : {fa::ColumnSums::query_heads, fa::ColumnSums::kv_heads}) {
     const std::string name = sums == fa::ColumnSums::kv_heads ? "sums_of_kv_heads" : "sums";
     fa::AttentionConfig config;
@@ -133,6 +150,13 @@ std::vector<StatisticsCase> make_cases() {
     packed->cu_kv = {0, 130, 150, 210};
     packed->config.varlen = true;
   }
+  return cases;
+}
+
+/// Windows, dropout, packed batches and pages.
+std::vector<StatisticsCase> variant_cases() {
+  const fa::AttentionConfig both = asks(MaxLogit::softmax, true);
+  std::vector<StatisticsCase> cases;
   StatisticsCase window{
       "window_sink", attention_of(DType::bf16, {1, 2, 1, 45, 70, 16, 16}, true), both, {"sm80", kSmall}};
   window.config.window_left = 9;
@@ -154,6 +178,10 @@ std::vector<StatisticsCase> make_cases() {
   pages.used_kv = {100, 0, 41};
   cases.push_back(pages);
   return cases;
+}
+
+std::vector<StatisticsCase> make_cases() {
+  return joined({sm80_cases(), sm90_cases(), column_sum_cases(), variant_cases()});
 }
 
 }  // namespace
@@ -201,8 +229,11 @@ std::vector<KernelSpec> all_statistics_specs() {
   return unique;
 }
 
-const std::vector<StatisticsMutation>& statistics_mutations() {
-  static const std::vector<StatisticsMutation> list{
+namespace {
+
+/// Statistics of rows.
+std::vector<StatisticsMutation> row_mutations() {
+  return {
       {"entropy_keeps_old_references", "common/row_entropy.cuh", "ptx::fma(lower, sum, weighted[m][r])",
        "ptx::fma(lower, 0.f * sum, weighted[m][r])", "dense"},
       {"entropy_does_not_shrink", "common/row_entropy.cuh", "shrink * ptx::fma(lower", "ptx::fma(lower", "dense"},
@@ -223,50 +254,59 @@ const std::vector<StatisticsMutation>& statistics_mutations() {
       {"maxima_by_the_scale_as_it_is", "sm80/sm80_forward_statistics.cuh", "ptx::abs(f.params.scale)", "f.params.scale",
        "negative_scale"},
       {"maxima_of_negative_numbers_upside_down", "common/row_statistics.cuh", "ptx::red_min_u32(", "ptx::red_max_u32(",
-       "heads_below_zero"},
-      {"statistics_of_the_wrong_head",
-       "common/row_statistics.cuh",
-       "static_cast<int64_t>(head) * rows",
-       "head % 1 * rows",
-       "dense",
-       {FaultKind::global_uninitialised}},
-      {"statistics_of_packed_rows_as_dense",
-       "common/row_statistics.cuh",
-       "kVarlen ? params.sequences.total_q : params.s_q",
-       "params.s_q - 1",
-       "packed",
-       {FaultKind::global_uninitialised, FaultKind::global_out_of_bounds}},
-      {"pairs_exchange_in_the_sums_place",
-       "sm80/sm80_forward_statistics.cuh",
-       "f.meet();  // both have read the other's sums, in whose place these go",
-       "",
-       "pairs",
-       {FaultKind::shared_race}},
-      {"groups_exchange_in_the_sums_place",
-       "sm80/sm80_forward_statistics.cuh",
-       "f.meet();  // all have read the sums, in whose place these go",
-       "",
-       "groups",
-       {FaultKind::shared_race}},
-      {"groups_read_maxima_that_are_not_there",
-       "sm80/sm80_forward_statistics.cuh",
-       "f.meet();  // the maxima are in shared memory",
-       "",
-       "groups",
-       {FaultKind::shared_race}},
-      {"sm90_heads_of_rows_that_are_not_there",
-       "sm90/sm90_row_statistics.cuh",
-       "if (!e.has_row(query, row)) continue;",
-       "",
-       "sm90",
-       {FaultKind::global_out_of_bounds}},
-      {"sm90_maxima_by_the_scale_as_it_is", "sm90/sm90_row_statistics.cuh", "ptx::abs(e.params.scale)",
-       "e.params.scale", "sm90_heads"},
-      {"sm90_entropy_does_not_follow_the_maxima", "sm90/sm90_softmax.cuh",
-       "this->shrink_entropy(0, r, sum[r], factor[r]);", "this->shrink_entropy(0, r, sum[r], 1.f);", "sm90_causal"},
-      {"sm90_entropy_without_the_sinks_weight", "sm90/sm90_epilogue.cuh",
-       "weight[r] = kernel::weight_of(keys, lse[r]);",
-       "weight[r] = 1.f; inverse_sum[r] *= kernel::weight_of(keys, lse[r]);", "sm90_sink"},
+       "heads_below_zero"}};
+}
+
+/// Where rows have them, and what they are exchanged through.
+std::vector<StatisticsMutation> place_mutations() {
+  return {{"statistics_of_the_wrong_head",
+           "common/row_statistics.cuh",
+           "static_cast<int64_t>(head) * rows",
+           "head % 1 * rows",
+           "dense",
+           {FaultKind::global_uninitialised}},
+          {"statistics_of_packed_rows_as_dense",
+           "common/row_statistics.cuh",
+           "kVarlen ? params.sequences.total_q : params.s_q",
+           "params.s_q - 1",
+           "packed",
+           {FaultKind::global_uninitialised, FaultKind::global_out_of_bounds}},
+          {"pairs_exchange_in_the_sums_place",
+           "sm80/sm80_forward_statistics.cuh",
+           "f.meet();  // both have read the other's sums, in whose place these go",
+           "",
+           "pairs",
+           {FaultKind::shared_race}},
+          {"groups_exchange_in_the_sums_place",
+           "sm80/sm80_forward_statistics.cuh",
+           "f.meet();  // all have read the sums, in whose place these go",
+           "",
+           "groups",
+           {FaultKind::shared_race}},
+          {"groups_read_maxima_that_are_not_there",
+           "sm80/sm80_forward_statistics.cuh",
+           "f.meet();  // the maxima are in shared memory",
+           "",
+           "groups",
+           {FaultKind::shared_race}},
+          {"sm90_heads_of_rows_that_are_not_there",
+           "sm90/sm90_row_statistics.cuh",
+           "if (!e.has_row(query, row)) continue;",
+           "",
+           "sm90",
+           {FaultKind::global_out_of_bounds}},
+          {"sm90_maxima_by_the_scale_as_it_is", "sm90/sm90_row_statistics.cuh", "ptx::abs(e.params.scale)",
+           "e.params.scale", "sm90_heads"},
+          {"sm90_entropy_does_not_follow_the_maxima", "sm90/sm90_softmax.cuh",
+           "this->shrink_entropy(0, r, sum[r], factor[r]);", "this->shrink_entropy(0, r, sum[r], 1.f);", "sm90_causal"},
+          {"sm90_entropy_without_the_sinks_weight", "sm90/sm90_epilogue.cuh",
+           "weight[r] = kernel::weight_of(keys, lse[r]);",
+           "weight[r] = 1.f; inverse_sum[r] *= kernel::weight_of(keys, lse[r]);", "sm90_sink"}};
+}
+
+/// Sums of columns.
+std::vector<StatisticsMutation> column_sum_mutations() {
+  return {
       {"sums_of_one_warp", "sm80/sm80_column_sums.cuh", "total += ptx::from_bits", "total = ptx::from_bits", "sums"},
       {"sums_take_the_rows_place_early",
        "sm80/sm80_column_sums.cuh",
@@ -326,9 +366,15 @@ const std::vector<StatisticsMutation>& statistics_mutations() {
        "sums_packed",
        {FaultKind::global_not_writable}},
       {"heads_of_rows_that_are_not_there", "sm80/sm80_forward_statistics.cuh", "if (row >= f.row_count) return;", "",
-       "heads_below_zero"},
-  };
-  return list;
+       "heads_below_zero"}};
+}
+
+}  // namespace
+
+const std::vector<StatisticsMutation>& statistics_mutations() {
+  static const std::vector<StatisticsMutation> all =
+      joined({row_mutations(), place_mutations(), column_sum_mutations()});
+  return all;
 }
 
 bool is_of_sums(const StatisticsMutation& mutation) {

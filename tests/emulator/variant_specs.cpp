@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "api/problem.hpp"
+#include "emulator/joined.hpp"
 #include "plan/backward.hpp"
 #include "plan/planner.hpp"
 
@@ -198,8 +199,11 @@ const std::vector<VariantKernels>& random_variant_kernels() {
   return list;
 }
 
-const std::vector<VariantKernels>& hopper_variant_kernels() {
-  static const std::vector<VariantKernels> list{
+namespace {
+
+/// Choices as they are.
+std::vector<VariantKernels> hopper_choices() {
+  return {
       {"softcap_bias", attention(DType::bf16, 24, 24, true)},
       {"alibi", attention(DType::f16, 16, 8, false), true, 3},
       {"learned", attention(DType::bf16, 8, 16, false), false, 2},
@@ -215,6 +219,12 @@ const std::vector<VariantKernels>& hopper_variant_kernels() {
       {"window_sink", attention(DType::f16, 16, 8, true), true, 2},
       {"everything", attention(DType::bf16, 16, 16, true), false, 1, 2},
       {"everything", attention(DType::f16, 16, 16, false), true, 3},
+  };
+}
+
+/// Functions of these tests.
+std::vector<VariantKernels> hopper_functions() {
+  return {
       {.choice = "late_keys", .attention = attention(DType::bf16, 16, 16, false), .own = late_keys()},
       {.choice = "late_keys", .attention = attention(DType::f16, 16, 8, true), .pack_gqa = true, .own = late_keys()},
       {.choice = "shifted_bias",
@@ -248,6 +258,12 @@ const std::vector<VariantKernels>& hopper_variant_kernels() {
        .own = steep_scores(),
        .tile_n = 16},
       {.choice = "deep_bias", .attention = attention(DType::f16, 16, 16, true), .own = deep_bias()},
+  };
+}
+
+/// Affine functions, as steps of the product and not.
+std::vector<VariantKernels> hopper_affine_functions() {
+  return {
       {.choice = "steep_distance",
        .attention = attention(DType::bf16, 16, 16, false),
        .own = steep("steep_distance", "score + (15.0 + slope[h]) * float(kv - q)"),
@@ -287,6 +303,12 @@ const std::vector<VariantKernels>& hopper_variant_kernels() {
        .loop_bodies = 2,
        .own = cliff("score + (h % 2 == 0 ? 1.1e5 : 1.1e38) * float(kv - q - s_kv + s_q)"),
        .affine_product = false},
+  };
+}
+
+/// Keys left out that are too far.
+std::vector<VariantKernels> hopper_pruned_by_distance() {
+  return {
       {.choice = "cliff",
        .attention = attention(DType::bf16, 16, 16, true),
        .loop_bodies = 2,
@@ -335,6 +357,13 @@ const std::vector<VariantKernels>& hopper_variant_kernels() {
        .tile_n = 16,
        .affine_reach = true},
   };
+}
+
+}  // namespace
+
+const std::vector<VariantKernels>& hopper_variant_kernels() {
+  static const std::vector<VariantKernels> list =
+      joined({hopper_choices(), hopper_functions(), hopper_affine_functions(), hopper_pruned_by_distance()});
   return list;
 }
 

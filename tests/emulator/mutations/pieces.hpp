@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "emulator/joined.hpp"
 #include "emulator/mutations.hpp"
 
 /// Deliberate mistakes, in a file for each piece of a kernel.
@@ -11,9 +12,6 @@ namespace emulator {
 
 /// Sets the header of a list.
 std::vector<Mutation> in(const std::string& header, std::vector<Mutation> list);
-
-/// Lists of several headers, of a kernel in pieces.
-std::vector<Mutation> joined(std::vector<std::vector<Mutation>> lists);
 
 std::vector<Mutation> shared_tile_mutations();
 std::vector<Mutation> online_softmax_mutations();

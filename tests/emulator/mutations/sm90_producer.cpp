@@ -1,19 +1,45 @@
 // Mistakes in the producers of the Hopper forward.
 
-#include <utility>
-
 #include "emulator/mutations/pieces.hpp"
 #include "emulator/mutations/subjects.hpp"
 #include "emulator/paged_specs.hpp"
 
 namespace emulator {
 
-std::vector<Mutation> sm90_producer_mutations() {
+namespace {
+
+/// Boxes of pages.
+std::vector<Mutation> boxes() {
   using enum FaultKind;
-  std::vector<Mutation> producer =
-      in("sm90/sm90_producer.cuh",
-         {
-             {"hopper_box_loaded_without_waiting",
+  return in("sm90/sm90_page_box.cuh",
+            {{"hopper_box_of_a_page_ends_with_the_page",
+              "kPageSize < 0 || behind < kPageSize ? behind : kPageSize;",
+              "behind < 0 ? 0 : kPageSize;",
+              sm90_paged(),
+              {global_uninitialised}},
+             {"hopper_box_of_a_contiguous_cache_ends_with_its_rows",
+              "kPageSize < 0 || behind < kPageSize ? behind : kPageSize;",
+              "behind < 0 ? 0 : row + kBoxRows;",
+              sm90_contiguous(),
+              {global_uninitialised, global_out_of_bounds}},
+             {"hopper_box_of_a_page_not_brought_back",
+              "return {kernel::kBoundedRows - end + row, head, end, kernel::kBoundedRows};",
+              "return {kernel::kBoundedRows - end + row, head, kPageSize, kernel::kBoundedRows};",
+              sm90_paged(),
+              {global_uninitialised, global_out_of_bounds}},
+             {"hopper_box_of_the_page_in_front",
+              "const int page = needed < first + kBoxRows ? keys.page_of(needed) : -1;",
+              "const int page = needed < first + kBoxRows ? keys.page_of(needed < kPageSize ? needed : needed - "
+              "kPageSize) : -1;",
+              sm90_paged(),
+              {}}});
+}
+
+/// What the producer waits for and announces.
+std::vector<Mutation> producer() {
+  using enum FaultKind;
+  return in("sm90/sm90_producer.cuh",
+            {{"hopper_box_loaded_without_waiting",
               "ptx::mbarrier_wait(empty, parity ^ 1);",
               "if (lane > kWarpSize) ptx::mbarrier_wait(empty, parity ^ 1);",
               sm90_paged(),
@@ -67,34 +93,13 @@ std::vector<Mutation> sm90_producer_mutations() {
               "if constexpr (kLists) ptx::st_shared_b32(listed_shared(slot.index), static_cast<uint32_t>(n));",
               "",
               sm90_variant("strided"),
-              {shared_uninitialised}},
-         });
-  std::vector<Mutation> boxes =
-      in("sm90/sm90_page_box.cuh",
-         {
-             {"hopper_box_of_a_page_ends_with_the_page",
-              "kPageSize < 0 || behind < kPageSize ? behind : kPageSize;",
-              "behind < 0 ? 0 : kPageSize;",
-              sm90_paged(),
-              {global_uninitialised}},
-             {"hopper_box_of_a_contiguous_cache_ends_with_its_rows",
-              "kPageSize < 0 || behind < kPageSize ? behind : kPageSize;",
-              "behind < 0 ? 0 : row + kBoxRows;",
-              sm90_contiguous(),
-              {global_uninitialised, global_out_of_bounds}},
-             {"hopper_box_of_a_page_not_brought_back",
-              "return {kernel::kBoundedRows - end + row, head, end, kernel::kBoundedRows};",
-              "return {kernel::kBoundedRows - end + row, head, kPageSize, kernel::kBoundedRows};",
-              sm90_paged(),
-              {global_uninitialised, global_out_of_bounds}},
-             {"hopper_box_of_the_page_in_front",
-              "const int page = needed < first + kBoxRows ? keys.page_of(needed) : -1;",
-              "const int page = needed < first + kBoxRows ? keys.page_of(needed < kPageSize ? needed : needed - "
-              "kPageSize) : -1;",
-              sm90_paged(),
-              {}},
-         });
-  return joined({std::move(boxes), std::move(producer)});
+              {shared_uninitialised}}});
+}
+
+}  // namespace
+
+std::vector<Mutation> sm90_producer_mutations() {
+  return joined({boxes(), producer()});
 }
 
 }  // namespace emulator
