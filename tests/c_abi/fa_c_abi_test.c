@@ -280,6 +280,14 @@ static void test_places(void) {
   place.kv = 1;
   CHECK(fa_backward(attention, &all, &gradients, NULL, NULL) == FA_INVALID_ARGUMENT);
   CHECK(strcmp(fa_last_error_field("argument"), "place.kv") == 0);
+  fa_destroy(attention);
+}
+
+static void test_shapes_of_places(void) {
+  fa_config config = default_config();
+  config.causal = 1;
+  fa_attention* attention = NULL;
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK);
   fa_shape shape = {.struct_size = sizeof shape, .b = B, .h_q = H_Q, .h_kv = H_KV, .s_q = S_Q, .s_kv = S_KV};
   shape.placed = shape.strided = shape.bounded = shape.place_in_memory = 1;
   CHECK(fa_prepare(attention, &shape) == FA_OK && fa_prepare_backward(attention, &shape) == FA_OK);
@@ -471,6 +479,14 @@ static void test_shapes(void) {
   fa_destroy(attention);
 }
 
+#define PACKED(name, rows, heads)                        \
+  fa_tensor name##_ = {.struct_size = sizeof(fa_tensor), \
+                       .dtype = FA_F32,                  \
+                       .rank = 3,                        \
+                       .flags = FA_TENSOR_ROW_MAJOR,     \
+                       .data = name,                     \
+                       .shape = {rows, heads, D}}
+
 /* Two sequences of a packed batch against two calls of their own, with dropout. */
 static void test_variants(void) {
   enum { ROWS = 7, KEYS = 9 };
@@ -487,15 +503,6 @@ static void test_variants(void) {
   config.varlen = 1;
   config.dropout = 0.5f;
   CHECK(fa_create(&config, kHost, &attention) == FA_OK);
-#define PACKED(name, rows, heads)     \
-  fa_tensor name##_ = {               \
-    .struct_size = sizeof(fa_tensor), \
-    .dtype = FA_F32,                  \
-    .rank = 3,                        \
-    .flags = FA_TENSOR_ROW_MAJOR,     \
-    .data = name,                     \
-    .shape = {rows, heads, D}         \
-  }
   PACKED(packed_q, ROWS, H_Q);
   PACKED(packed_k, KEYS, H_KV);
   PACKED(packed_v, KEYS, H_KV);
@@ -556,7 +563,12 @@ static void test_variants(void) {
   fa_shape shape = {.struct_size = sizeof shape, .b = 2, .h_q = H_Q, .h_kv = H_KV, .total_q = ROWS, .total_kv = KEYS};
   CHECK(fa_backward_workspace_size(attention, &shape, &size) == FA_OK);
   fa_destroy(attention);
+}
 
+static void test_dropout_mask(void) {
+  const fa_dropout_state state = {.struct_size = sizeof state, .seed = 1, .offset = 6};
+  fa_config config = default_config();
+  fa_attention* attention = NULL;
   uint8_t keep[2 * 3 * 4 * 5];
   int kept = 0;
   CHECK(fa_dropout_mask(&state, 0.5f, 2, 3, 4, 5, keep) == FA_OK);
@@ -568,115 +580,145 @@ static void test_variants(void) {
   CHECK(strcmp(fa_last_error_field("argument"), "dropout") == 0);
 }
 
-/* Two requests over pages against a call on their keys in a row. */
-static void test_pages(void) {
-  enum { PAGE = 2, PAGES = 5, MAX_PAGES = 3, KEYS = 5 };
-  static float k[PAGES * H_KV * PAGE * D], v[PAGES * H_KV * PAGE * D], q[2 * H_Q * D];
-  static float o[2 * H_Q * D], row_k[H_KV * KEYS * D], row_v[H_KV * KEYS * D], row_o[H_Q * D];
-  int32_t table[2 * MAX_PAGES] = {3, -1, -1, 4, 0, 2};
-  int32_t keys[] = {1, KEYS};
-  const int32_t begin[] = {0, 1};
+#define DENSE(name, memory, ...)                      \
+  fa_tensor name = {.struct_size = sizeof(fa_tensor), \
+                    .dtype = FA_F32,                  \
+                    .rank = 4,                        \
+                    .flags = FA_TENSOR_ROW_MAJOR,     \
+                    .data = memory,                   \
+                    .shape = {__VA_ARGS__}}
+
+/* Two requests over pages. */
+enum { PAGE = 2, PAGES = 5, MAX_PAGES = 3, KEYS = 5 };
+static float paged_k[PAGES * H_KV * PAGE * D], paged_v[PAGES * H_KV * PAGE * D], paged_q[2 * H_Q * D];
+static float paged_o[2 * H_Q * D];
+static int32_t paged_table[2 * MAX_PAGES], paged_keys[2];
+static const int32_t paged_begin[] = {0, 1};
+
+typedef struct {
+  fa_tensor q, k, v, o, table;
+  fa_sequences sequences;
+  fa_paged_cache cache;
+  fa_forward_inputs inputs;
+  fa_forward_outputs outputs;
+} paged_call;
+
+static paged_call* make_paged_call(void) {
+  static paged_call call;
+  const int32_t table[2 * MAX_PAGES] = {3, -1, -1, 4, 0, 2};
+  memcpy(paged_table, table, sizeof table);
+  paged_keys[0] = 1, paged_keys[1] = KEYS;
+  fill(paged_k, PAGES * H_KV * PAGE * D, 8);
+  fill(paged_v, PAGES * H_KV * PAGE * D, 9);
+  fill(paged_q, 2 * H_Q * D, 10);
+  DENSE(q, paged_q, 2, H_Q, 1, D);
+  DENSE(o, paged_o, 2, H_Q, 1, D);
+  DENSE(k, paged_k, PAGES, H_KV, PAGE, D);
+  DENSE(v, paged_v, PAGES, H_KV, PAGE, D);
+  call.q = q, call.k = k, call.v = v, call.o = o;
+  call.table = (fa_tensor){.struct_size = sizeof call.table,
+                           .dtype = FA_I32,
+                           .rank = 2,
+                           .flags = FA_TENSOR_ROW_MAJOR,
+                           .data = paged_table,
+                           .shape = {2, MAX_PAGES}};
+  call.sequences = (fa_sequences){.struct_size = sizeof call.sequences, .seqused_kv = paged_keys};
+  call.cache = (fa_paged_cache){.struct_size = sizeof call.cache, .block_table = &call.table, .seq_begin = paged_begin};
+  call.inputs = (fa_forward_inputs){.struct_size = sizeof call.inputs,
+                                    .q = &call.q,
+                                    .k = &call.k,
+                                    .v = &call.v,
+                                    .sequences = &call.sequences,
+                                    .cache = &call.cache};
+  call.outputs = (fa_forward_outputs){.struct_size = sizeof call.outputs, .o = &call.o};
+  return &call;
+}
+
+static fa_attention* of_pages(int64_t page_size) {
   fa_attention* attention = NULL;
   fa_config config = default_config();
-  fill(k, PAGES * H_KV * PAGE * D, 8);
-  fill(v, PAGES * H_KV * PAGE * D, 9);
-  fill(q, 2 * H_Q * D, 10);
-  config.page_size = PAGE;
+  config.page_size = page_size;
   CHECK(fa_create(&config, kHost, &attention) == FA_OK);
-#define DENSE(name, memory, ...)      \
-  fa_tensor name = {                  \
-    .struct_size = sizeof(fa_tensor), \
-    .dtype = FA_F32,                  \
-    .rank = 4,                        \
-    .flags = FA_TENSOR_ROW_MAJOR,     \
-    .data = memory,                   \
-    .shape = {__VA_ARGS__}            \
-  }
-  DENSE(q_, q, 2, H_Q, 1, D);
-  DENSE(o_, o, 2, H_Q, 1, D);
-  DENSE(k_, k, PAGES, H_KV, PAGE, D);
-  DENSE(v_, v, PAGES, H_KV, PAGE, D);
-  fa_tensor table_ = {.struct_size = sizeof table_,
-                      .dtype = FA_I32,
-                      .rank = 2,
-                      .flags = FA_TENSOR_ROW_MAJOR,
-                      .data = table,
-                      .shape = {2, MAX_PAGES}};
-  fa_sequences sequences = {.struct_size = sizeof sequences, .seqused_kv = keys};
-  fa_paged_cache cache = {.struct_size = sizeof cache, .block_table = &table_, .seq_begin = begin};
-  fa_forward_inputs inputs = {
-      .struct_size = sizeof inputs, .q = &q_, .k = &k_, .v = &v_, .sequences = &sequences, .cache = &cache};
-  fa_forward_outputs outputs = {.struct_size = sizeof outputs, .o = &o_};
-  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  return attention;
+}
+
+/* Against a call on the second request's keys in a row. */
+static void test_pages(void) {
+  static float row_k[H_KV * KEYS * D], row_v[H_KV * KEYS * D], row_o[H_Q * D];
+  paged_call* const call = make_paged_call();
+  fa_attention* const attention = of_pages(PAGE);
+  CHECK(fa_forward(attention, &call->inputs, &call->outputs, NULL, NULL) == FA_OK);
 
   /* The second request's keys 1 to 4 in a row. */
   for (int h = 0; h < H_KV; ++h) {
     for (int key = 1; key < KEYS; ++key) {
-      const size_t from = (size_t)((table[MAX_PAGES + key / PAGE] * H_KV + h) * PAGE + key % PAGE) * D;
-      memcpy(row_k + (h * (KEYS - 1) + key - 1) * D, k + from, D * sizeof(float));
-      memcpy(row_v + (h * (KEYS - 1) + key - 1) * D, v + from, D * sizeof(float));
+      const size_t from = (size_t)((paged_table[MAX_PAGES + key / PAGE] * H_KV + h) * PAGE + key % PAGE) * D;
+      memcpy(row_k + (h * (KEYS - 1) + key - 1) * D, paged_k + from, D * sizeof(float));
+      memcpy(row_v + (h * (KEYS - 1) + key - 1) * D, paged_v + from, D * sizeof(float));
     }
   }
-  fa_attention* plain = NULL;
-  config.page_size = 0;
-  CHECK(fa_create(&config, kHost, &plain) == FA_OK);
-  DENSE(one_q, q + H_Q * D, 1, H_Q, 1, D);
+  fa_attention* const plain = of_pages(0);
+  DENSE(one_q, paged_q + H_Q * D, 1, H_Q, 1, D);
   DENSE(one_k, row_k, 1, H_KV, KEYS - 1, D);
   DENSE(one_v, row_v, 1, H_KV, KEYS - 1, D);
   DENSE(one_o, row_o, 1, H_Q, 1, D);
   fa_forward_inputs one = {.struct_size = sizeof one, .q = &one_q, .k = &one_k, .v = &one_v};
   fa_forward_outputs row = {.struct_size = sizeof row, .o = &one_o};
   CHECK(fa_forward(plain, &one, &row, NULL, NULL) == FA_OK);
-  for (int i = 0; i < H_Q * D; ++i) CHECK(fabsf(row_o[i] - o[H_Q * D + i]) < 1e-5f);
-  one.cache = &cache;
+  for (int i = 0; i < H_Q * D; ++i) CHECK(fabsf(row_o[i] - paged_o[H_Q * D + i]) < 1e-5f);
+  one.cache = &call->cache;
   CHECK(fa_forward(plain, &one, &row, NULL, NULL) == FA_INVALID_ARGUMENT);
   CHECK(strcmp(fa_last_error_field("argument"), "cache") == 0);
   fa_destroy(plain);
 
-  /* As rows of a contiguous cache the pages of the first keys come to the same. */
-  static float short_o[2 * H_Q * D];
-  fa_attention* contiguous = NULL;
-  const int32_t few[] = {1, PAGE}, rows[] = {3, 4};
-  config.page_size = FA_CONTIGUOUS;
-  CHECK(fa_create(&config, kHost, &contiguous) == FA_OK);
-  sequences.seqused_kv = few;
-  cache.seq_begin = NULL;
-  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
-  memcpy(short_o, o, sizeof o);
-  memset(o, 0, sizeof o);
-  CHECK(fa_forward(contiguous, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
-  CHECK(strcmp(fa_last_error_field("argument"), "cache.block_table") == 0);
-  cache.block_table = NULL;
-  cache.batch_index = rows;
-  CHECK(fa_forward(contiguous, &inputs, &outputs, NULL, NULL) == FA_OK);
-  CHECK(memcmp(short_o, o, sizeof o) == 0);
-  fa_destroy(contiguous);
-  sequences.seqused_kv = keys;
-  cache = (fa_paged_cache){.struct_size = sizeof cache, .block_table = &table_, .seq_begin = begin};
-
-  table[4] = PAGES;
-  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  paged_table[4] = PAGES;
+  CHECK(fa_forward(attention, &call->inputs, &call->outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
   CHECK(strcmp(fa_last_error_field("argument"), "cache.block_table[1][1]") == 0);
-  inputs.cache = NULL;
-  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  call->inputs.cache = NULL;
+  CHECK(fa_forward(attention, &call->inputs, &call->outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
   CHECK(strcmp(fa_last_error_field("argument"), "cache.block_table") == 0);
   fa_shape shape = {.struct_size = sizeof shape, .b = 2, .h_q = H_Q, .h_kv = H_KV, .s_q = 1, .s_kv = 6};
   CHECK(fa_prepare(attention, &shape) == FA_OK);
   CHECK(fa_prepare_backward(attention, &shape) == FA_UNSUPPORTED);
   CHECK(strcmp(fa_last_error_field("argument"), "page_size") == 0);
+  fa_destroy(attention);
+}
 
-  /* The host device needs no schedule, and checks what one would be made of. */
+/* As rows of a contiguous cache the pages of the first keys come to the same. */
+static void test_contiguous_cache(void) {
+  static float short_o[2 * H_Q * D];
+  const int32_t few[] = {1, PAGE}, rows[] = {3, 4};
+  paged_call* const call = make_paged_call();
+  fa_attention *const attention = of_pages(PAGE), *const contiguous = of_pages(FA_CONTIGUOUS);
+  call->sequences.seqused_kv = few;
+  call->cache.seq_begin = NULL;
+  CHECK(fa_forward(attention, &call->inputs, &call->outputs, NULL, NULL) == FA_OK);
+  memcpy(short_o, paged_o, sizeof paged_o);
+  memset(paged_o, 0, sizeof paged_o);
+  CHECK(fa_forward(contiguous, &call->inputs, &call->outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "cache.block_table") == 0);
+  call->cache.block_table = NULL;
+  call->cache.batch_index = rows;
+  CHECK(fa_forward(contiguous, &call->inputs, &call->outputs, NULL, NULL) == FA_OK);
+  CHECK(memcmp(short_o, paged_o, sizeof paged_o) == 0);
+  fa_destroy(contiguous);
+  fa_destroy(attention);
+}
+
+/* The host device needs no schedule, and checks what one would be made of. */
+static void test_schedule(void) {
+  paged_call* const call = make_paged_call();
+  fa_attention* const attention = of_pages(PAGE);
+  fa_shape shape = {.struct_size = sizeof shape, .b = 2, .h_q = H_Q, .h_kv = H_KV, .s_q = 1, .s_kv = 6};
   size_t size = 1;
   CHECK(fa_schedule_size(attention, &shape, &size) == FA_OK && size == 0);
   fa_schedule_memory memory = {.struct_size = sizeof memory};
   fa_schedule_inputs limits = {
-      .struct_size = sizeof limits, .limits = &shape, .sequences = &sequences, .seq_begin = begin};
+      .struct_size = sizeof limits, .limits = &shape, .sequences = &call->sequences, .seq_begin = paged_begin};
   CHECK(fa_schedule(attention, &limits, &memory, NULL) == FA_OK);
   CHECK(fa_schedule(attention, &limits, NULL, NULL) == FA_OK);
-  inputs.cache = &cache;
-  inputs.schedule = &memory;
-  table[4] = 1;
-  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  call->inputs.schedule = &memory;
+  CHECK(fa_forward(attention, &call->inputs, &call->outputs, NULL, NULL) == FA_OK);
   limits.sequences = NULL;
   CHECK(fa_schedule(attention, &limits, &memory, NULL) == FA_INVALID_ARGUMENT);
   CHECK(strcmp(fa_last_error_field("argument"), "seqused_kv") == 0);
@@ -1243,13 +1285,17 @@ int main(void) {
   test_value_in_key();
   test_strides();
   test_places();
+  test_shapes_of_places();
   test_overrides();
   test_override_texts();
   test_errors();
   test_struct_sizes();
   test_shapes();
   test_variants();
+  test_dropout_mask();
   test_pages();
+  test_contiguous_cache();
+  test_schedule();
   test_cache();
   test_debug();
   test_log();

@@ -453,8 +453,11 @@ bool less(std::int64_t& length, const Configuration& c, std::int64_t least) {
   return true;
 }
 
-const std::map<std::string, Edit>& known_edits() {
-  static const std::map<std::string, Edit> kEdits{
+using Edits = std::map<std::string, Edit>;
+
+/// Functions, packed batches and pages.
+Edits edits_of_requests() {
+  return {
       {"no_backward", [](Configuration&, Call& call) { return set(call.backward, false); }},
       {"no_score", [](Configuration& c, Call&) { return set(c.score, ExprPtr{}); }},
       {"no_mask", [](Configuration& c, Call&) { return set(c.mask, ExprPtr{}); }},
@@ -491,6 +494,12 @@ const std::map<std::string, Edit>& known_edits() {
        }},
       {"no_zero_padding", [](Configuration& c, Call&) { return set(c.config.zero_padding, false); }},
       {"no_check", [](Configuration& c, Call&) { return set(c.config.check_sequences, false); }},
+  };
+}
+
+/// What is on in a configuration or a call.
+Edits edits_of_switches() {
+  return {
       {"no_dropout", [](Configuration& c, Call&) { return set(c.config.dropout, 0.f); }},
       {"no_accumulate", [](Configuration& c, Call&) { return set(c.config.accumulate, false); }},
       {"no_invariance", [](Configuration& c, Call&) { return set(c.config.invariance, Invariance::none); }},
@@ -537,6 +546,12 @@ const std::map<std::string, Edit>& known_edits() {
          for (CaptureChoice& capture : c.captures) changed |= set(capture.as_number, false);
          return changed;
        }},
+  };
+}
+
+/// Layouts, sizes, and roots of functions.
+Edits edits_of_sizes() {
+  return {
       {"plain_layouts", [](Configuration&, Call& call) { return aligned_layouts(call); }},
       {"b=1", [](Configuration& c, Call& call) { return !c.config.varlen && set(call.b, std::int64_t{1}); }},
       {"h=1",
@@ -561,6 +576,15 @@ const std::map<std::string, Edit>& known_edits() {
       {"mask.0", [](Configuration& c, Call&) { return replace_root(c.mask, 0); }},
       {"mask.1", [](Configuration& c, Call&) { return replace_root(c.mask, 1); }},
   };
+}
+
+const Edits& known_edits() {
+  static const Edits kEdits = [] {
+    Edits all = edits_of_requests();
+    all.merge(edits_of_switches());
+    all.merge(edits_of_sizes());
+    return all;
+  }();
   return kEdits;
 }
 

@@ -24,6 +24,76 @@ std::int64_t floored(std::int64_t a, std::int64_t b) {
   return a % b != 0 && (a < 0) != (b < 0) ? quotient - 1 : quotient;
 }
 
+bool compare(Op op, double x, double y) {
+  switch (op) {
+    case Op::less:
+      return x < y;
+    case Op::less_equal:
+      return x <= y;
+    case Op::greater:
+      return x > y;
+    case Op::greater_equal:
+      return x >= y;
+    case Op::equal:
+      return x == y;
+    default:
+      return x != y;
+  }
+}
+
+std::int64_t of_integers(Op op, std::int64_t x, std::int64_t y, std::int64_t z) {
+  switch (op) {
+    case Op::negate:
+      return wrap(-x);
+    case Op::add:
+      return wrap(x + y);
+    case Op::subtract:
+      return wrap(x - y);
+    case Op::multiply:
+      return wrap(x * y);
+    case Op::divide:
+      return y == 0 ? 0 : wrap(x / y);
+    case Op::modulo:
+      return y == 0 ? 0 : wrap(x % y);
+    case Op::floor_div:
+      return y == 0 ? 0 : wrap(floored(x, y));
+    case Op::floor_mod:
+      return y == 0 ? 0 : wrap(x - floored(x, y) * y);
+    case Op::absolute:
+      return wrap(std::abs(x));
+    case Op::minimum:
+      return std::min(x, y);
+    case Op::maximum:
+      return std::max(x, y);
+    case Op::clamp:
+      return std::min(std::max(x, y), z);
+    case Op::bit_and:
+      return x & y;
+    case Op::bit_or:
+      return x | y;
+    case Op::bit_xor:
+      return x ^ y;
+    case Op::bit_not:
+      return wrap(~x);
+    case Op::shift_left:
+      return wrap(static_cast<std::int64_t>(static_cast<std::uint64_t>(x) << (y & 31)));
+    case Op::shift_right:
+      return x >> (y & 31);
+    case Op::bit:
+      return x >> (y & 31) & 1;
+    case Op::logical_and:
+      return x != 0 && y != 0 ? 1 : 0;
+    case Op::logical_or:
+      return x != 0 || y != 0 ? 1 : 0;
+    case Op::logical_not:
+      return x == 0 ? 1 : 0;
+    case Op::to_integer:
+      return x;
+    default:
+      return 0;
+  }
+}
+
 ExprPtr widened(const ExprPtr& expr, Kind kind) {
   if (expr->kind == kind) return expr;
   return std::make_shared<Expr>(Expr{kind == Kind::real ? Op::to_real : Op::to_integer, kind, {expr}});
@@ -253,13 +323,45 @@ bool Function::boolean_at(const Place& place) {
   return values_.back().integer != 0;
 }
 
+Function::Value Function::number(std::int64_t value) {
+  Value result;
+  result.integer = value;
+  result.real = static_cast<double>(value);
+  return result;
+}
+
 Function::Value Function::evaluate(const Node& node, const Place& place, Approximate score) {
-  const auto number = [](std::int64_t value) {
-    Value result;
-    result.integer = value;
-    result.real = static_cast<double>(value);
-    return result;
+  if (node.op == Op::load || node.in.empty()) return evaluate_leaf(node, place, score);
+  static const Value kNothing;
+  const auto operand = [&](std::size_t i) -> const Value& {
+    return i < node.in.size() ? values_[static_cast<std::size_t>(node.in[i])] : kNothing;
   };
+  const Value &a = operand(0), &b = operand(1), &c = operand(2);
+  if (node.op == Op::select) {
+    const Value &chosen = a.integer != 0 ? b : c, &other = a.integer != 0 ? c : b;
+    Value value = chosen;
+    if (a.unsure && node.kind == Kind::real) value.error += std::abs(b.real - c.real) + other.error;
+    if (a.unsure) value.unsure = true;
+    return value;
+  }
+  if (is_comparison(node.op)) {
+    const double x = a.real, y = b.real;
+    Value value = number(compare(node.op, x, y) ? 1 : 0);
+    const double error = a.error + b.error;
+    value.unsure = a.unsure || b.unsure || (node.on_reals && error > 0 && !(std::abs(x - y) > error));
+    return value;
+  }
+  if (node.kind == Kind::real) return evaluate_real(node, a, b, c);
+  const bool rounds = node.op == Op::to_integer && node.on_reals;
+  Value value = number(rounds ? static_cast<std::int64_t>(std::trunc(a.real))
+                              : of_integers(node.op, a.integer, b.integer, c.integer));
+  value.unsure = a.unsure || b.unsure || c.unsure;
+  if (rounds && std::trunc(a.real - a.error) != std::trunc(a.real + a.error)) value.unsure = true;
+  return value;
+}
+
+/// Numbers, positions, the score, and captured elements.
+Function::Value Function::evaluate_leaf(const Node& node, const Place& place, Approximate score) {
   switch (node.op) {
     case Op::constant: {
       Value value = number(node.kind == Kind::real ? 0 : static_cast<std::int64_t>(node.constant));
@@ -298,129 +400,8 @@ Function::Value Function::evaluate(const Node& node, const Place& place, Approxi
       return value;
     }
     default:
-      break;
+      return {};
   }
-  static const Value kNothing;
-  const auto operand = [&](std::size_t i) -> const Value& {
-    return i < node.in.size() ? values_[static_cast<std::size_t>(node.in[i])] : kNothing;
-  };
-  const Value &a = operand(0), &b = operand(1), &c = operand(2);
-  if (node.op == Op::select) {
-    const Value &chosen = a.integer != 0 ? b : c, &other = a.integer != 0 ? c : b;
-    Value value = chosen;
-    if (a.unsure && node.kind == Kind::real) value.error += std::abs(b.real - c.real) + other.error;
-    if (a.unsure) value.unsure = true;
-    return value;
-  }
-  if (is_comparison(node.op)) {
-    const double x = a.real, y = b.real;
-    bool result = false;
-    switch (node.op) {
-      case Op::less:
-        result = x < y;
-        break;
-      case Op::less_equal:
-        result = x <= y;
-        break;
-      case Op::greater:
-        result = x > y;
-        break;
-      case Op::greater_equal:
-        result = x >= y;
-        break;
-      case Op::equal:
-        result = x == y;
-        break;
-      default:
-        result = x != y;
-        break;
-    }
-    Value value = number(result ? 1 : 0);
-    const double error = a.error + b.error;
-    value.unsure = a.unsure || b.unsure || (node.on_reals && error > 0 && !(std::abs(x - y) > error));
-    return value;
-  }
-  if (node.kind == Kind::real) return evaluate_real(node, a, b, c);
-  std::int64_t result = 0;
-  const std::int64_t x = a.integer, y = b.integer;
-  bool unsure = a.unsure || b.unsure || c.unsure;
-  switch (node.op) {
-    case Op::negate:
-      result = wrap(-x);
-      break;
-    case Op::add:
-      result = wrap(x + y);
-      break;
-    case Op::subtract:
-      result = wrap(x - y);
-      break;
-    case Op::multiply:
-      result = wrap(x * y);
-      break;
-    case Op::divide:
-      result = y == 0 ? 0 : wrap(x / y);
-      break;
-    case Op::modulo:
-      result = y == 0 ? 0 : wrap(x % y);
-      break;
-    case Op::floor_div:
-      result = y == 0 ? 0 : wrap(floored(x, y));
-      break;
-    case Op::floor_mod:
-      result = y == 0 ? 0 : wrap(x - floored(x, y) * y);
-      break;
-    case Op::absolute:
-      result = wrap(std::abs(x));
-      break;
-    case Op::minimum:
-      result = std::min(x, y);
-      break;
-    case Op::maximum:
-      result = std::max(x, y);
-      break;
-    case Op::clamp:
-      result = std::min(std::max(x, y), c.integer);
-      break;
-    case Op::bit_and:
-      result = x & y;
-      break;
-    case Op::bit_or:
-      result = x | y;
-      break;
-    case Op::bit_xor:
-      result = x ^ y;
-      break;
-    case Op::bit_not:
-      result = wrap(~x);
-      break;
-    case Op::shift_left:
-      result = wrap(static_cast<std::int64_t>(static_cast<std::uint64_t>(x) << (y & 31)));
-      break;
-    case Op::shift_right:
-      result = x >> (y & 31);
-      break;
-    case Op::bit:
-      result = x >> (y & 31) & 1;
-      break;
-    case Op::logical_and:
-      result = x != 0 && y != 0 ? 1 : 0;
-      break;
-    case Op::logical_or:
-      result = x != 0 || y != 0 ? 1 : 0;
-      break;
-    case Op::logical_not:
-      result = x == 0 ? 1 : 0;
-      break;
-    case Op::to_integer:
-      result = node.on_reals ? static_cast<std::int64_t>(std::trunc(a.real)) : x;
-      if (node.on_reals) unsure = unsure || std::trunc(a.real - a.error) != std::trunc(a.real + a.error);
-      break;
-    default:
-      break;
-  }
-  Value value = number(result);
-  value.unsure = unsure;
-  return value;
 }
 
 Function::Value Function::evaluate_real(const Node& node, const Value& a, const Value& b, const Value& c) const {
@@ -473,17 +454,33 @@ Function::Value Function::evaluate_real(const Node& node, const Value& a, const 
       error = a.error > 0 ? step(x + a.error) - step(x - a.error) : 0;
       break;
     }
+    default:
+      value = evaluate_transcendental(node.op, a);
+      break;
+  }
+  if (a.unsure || b.unsure || c.unsure) value.unsure = true;
+  if (value.unsure) error = kInfinity;  // an integer that may be another: rare, and not worth a bound
+  return value;
+}
+
+Function::Value Function::evaluate_transcendental(Op op, const Value& a) const {
+  const FunctionErrors& e = errors_;
+  Value value;
+  double& y = value.real;
+  double& error = value.error;
+  const double x = a.real;
+  switch (op) {
     case Op::exp:
     case Op::exp2: {
-      const double rate = node.op == Op::exp ? 1 : std::log(2);
-      y = node.op == Op::exp ? std::exp(x) : std::exp2(x);
+      const double rate = op == Op::exp ? 1 : std::log(2);
+      y = op == Op::exp ? std::exp(x) : std::exp2(x);
       error = y * (std::expm1(rate * a.error) + e.exponential + 4 * e.unit * std::abs(x) * rate) + 0x1p-126;
       break;
     }
     case Op::log:
     case Op::log2: {
-      const double rate = node.op == Op::log ? 1 : 1 / std::log(2);
-      y = node.op == Op::log ? std::log(x) : std::log2(x);
+      const double rate = op == Op::log ? 1 : 1 / std::log(2);
+      y = op == Op::log ? std::log(x) : std::log2(x);
       error = x > a.error ? -std::log1p(-a.error / x) * rate + e.exponential * (1 + std::abs(y)) : kInfinity;
       break;
     }
@@ -506,14 +503,12 @@ Function::Value Function::evaluate_real(const Node& node, const Value& a, const 
       break;
     case Op::sin:
     case Op::cos:
-      y = node.op == Op::sin ? std::sin(x) : std::cos(x);
+      y = op == Op::sin ? std::sin(x) : std::cos(x);
       error = std::min(2.0, a.error + e.angle + 4 * e.unit * std::abs(x));
       break;
     default:
       break;
   }
-  if (a.unsure || b.unsure || c.unsure) value.unsure = true;
-  if (value.unsure) error = kInfinity;  // an integer that may be another: rare, and not worth a bound
   return value;
 }
 
@@ -545,6 +540,43 @@ void Function::give(int node, const Approximate& adjoint, double slope, double s
   to.value += product;
   to.error += std::abs(adjoint.value) * slope_error + std::abs(slope) * adjoint.error + adjoint.error * slope_error +
               4 * errors_.unit * std::abs(product);
+}
+
+Function::Slope Function::slope_of(Op op, const Value& a, const Value& y) const {
+  const FunctionErrors& e = errors_;
+  switch (op) {
+    case Op::exp:
+      return {y.real, y.error};
+    case Op::exp2:
+      return {std::log(2) * y.real, y.error + 2 * e.unit * y.real};
+    case Op::log:
+    case Op::log2: {
+      const double rate = op == Op::log ? 1 : 1 / std::log(2);
+      const double least = std::max(a.real - a.error, 1e-300);
+      return {rate / a.real, rate * (a.error / (a.real * least) + e.quotient / least)};
+    }
+    case Op::sqrt: {
+      const double least = std::max(y.real - y.error, 1e-300);
+      return {0.5 / y.real, 0.5 * (y.error / (y.real * least) + e.quotient / least)};
+    }
+    case Op::rsqrt: {
+      const double most = y.real + y.error;
+      return {-0.5 * y.real * y.real * y.real, 1.5 * most * most * y.error + 8 * e.unit * most * most * most};
+    }
+    case Op::tanh:  // of 1 - y^2, with a fast y
+      return {1 - y.real * y.real, 2 * std::abs(y.real) * y.error + y.error * y.error + 4 * e.unit};
+    case Op::sigmoid: {
+      const double slope = y.real * (1 - y.real);
+      return {slope, y.error * 2 + 8 * (e.exponential + e.quotient) * y.real};
+    }
+    case Op::sin:
+    case Op::cos: {
+      const double slope = op == Op::sin ? std::cos(a.real) : -std::sin(a.real);
+      return {slope, std::min(2.0, a.error + e.angle + 4 * e.unit * std::abs(a.real))};
+    }
+    default:
+      return {};
+  }
 }
 
 void Function::back(std::size_t n, const Approximate& adjoint) {
@@ -593,35 +625,17 @@ void Function::back(std::size_t n, const Approximate& adjoint) {
       return give(node.in[2], adjoint, !inside && a.real >= c.real ? 1 : 0, unsure);
     }
     case Op::exp:
-      return give(node.in[0], adjoint, y.real, y.error);
     case Op::exp2:
-      return give(node.in[0], adjoint, std::log(2) * y.real, y.error + 2 * e.unit * y.real);
     case Op::log:
-    case Op::log2: {
-      const double rate = node.op == Op::log ? 1 : 1 / std::log(2);
-      const double least = std::max(a.real - a.error, 1e-300);
-      return give(node.in[0], adjoint, rate / a.real, rate * (a.error / (a.real * least) + e.quotient / least));
-    }
-    case Op::sqrt: {
-      const double least = std::max(y.real - y.error, 1e-300);
-      return give(node.in[0], adjoint, 0.5 / y.real, 0.5 * (y.error / (y.real * least) + e.quotient / least));
-    }
-    case Op::rsqrt: {
-      const double most = y.real + y.error;
-      return give(node.in[0], adjoint, -0.5 * y.real * y.real * y.real,
-                  1.5 * most * most * y.error + 8 * e.unit * most * most * most);
-    }
-    case Op::tanh:  // of 1 - y^2, with a fast y
-      return give(node.in[0], adjoint, 1 - y.real * y.real,
-                  2 * std::abs(y.real) * y.error + y.error * y.error + 4 * e.unit);
-    case Op::sigmoid: {
-      const double slope = y.real * (1 - y.real);
-      return give(node.in[0], adjoint, slope, y.error * 2 + 8 * (e.exponential + e.quotient) * y.real);
-    }
+    case Op::log2:
+    case Op::sqrt:
+    case Op::rsqrt:
+    case Op::tanh:
+    case Op::sigmoid:
     case Op::sin:
     case Op::cos: {
-      const double slope = node.op == Op::sin ? std::cos(a.real) : -std::sin(a.real);
-      return give(node.in[0], adjoint, slope, std::min(2.0, a.error + e.angle + 4 * e.unit * std::abs(a.real)));
+      const Slope slope = slope_of(node.op, a, y);
+      return give(node.in[0], adjoint, slope.value, slope.error);
     }
     case Op::select: {
       const double unsure = a.unsure ? 1 : 0;

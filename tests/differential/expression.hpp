@@ -157,8 +157,17 @@ class Function {
 
   int flatten(const ExprPtr& expr);
   void run(const Place& place, Approximate score);
+  struct Slope {
+    double value = 0, error = 0;
+  };
+
+  static Value number(std::int64_t value);
   Value evaluate(const Node& node, const Place& place, Approximate score);
+  Value evaluate_leaf(const Node& node, const Place& place, Approximate score);
   Value evaluate_real(const Node& node, const Value& a, const Value& b, const Value& c) const;
+  Value evaluate_transcendental(Op op, const Value& a) const;
+  /// Of a function of one number, where it is `y`.
+  Slope slope_of(Op op, const Value& a, const Value& y) const;
   void back(std::size_t n, const Approximate& adjoint);
   void give(int node, const Approximate& adjoint, double slope, double slope_error);
 

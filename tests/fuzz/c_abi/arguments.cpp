@@ -135,6 +135,31 @@ void Arguments::set_cache(fa_config* config) {
   if (bad()) config->cache_packs = nullptr;
 }
 
+void Arguments::spoil_fields(fa_config& value) {
+  for (std::int32_t* const field : {&value.head_dim,        &value.head_dim_v,
+                                    &value.dtype,           &value.has_scale,
+                                    &value.causal,          &value.causal_align,
+                                    &value.deterministic,   &value.compile,
+                                    &value.host_f64,        &value.tune,
+                                    &value.varlen,          &value.zero_padding,
+                                    &value.check_sequences, &value.sink,
+                                    &value.has_window_left, &value.has_window_right,
+                                    &value.accumulate,      &value.invariance,
+                                    &value.has_o_dtype,     &value.o_dtype,
+                                    &value.has_k_dtype,     &value.k_dtype,
+                                    &value.has_v_dtype,     &value.v_dtype,
+                                    &value.group_size,      &value.key_scales,
+                                    &value.value_scales,    &value.precise,
+                                    &value.max_logit,       &value.max_logit_by_head,
+                                    &value.entropy,         &value.column_sums}) {
+    spoil(field);
+  }
+  for (std::int64_t* const field : {&value.window_left, &value.window_right, &value.chunk, &value.page_size}) {
+    spoil(field);
+  }
+  if (bad()) value.dropout = number();
+}
+
 GivenConfig Arguments::config(bool host) {
   GivenConfig given;
   // Every other configuration is sound, for the calls to get somewhere.
@@ -193,28 +218,7 @@ GivenConfig Arguments::config(bool host) {
   set_cache(&value);
   value.on_compile = [](void*, const fa_compile_event*) {};
   value.cache_keep_source = random_.one_in(8);
-  for (std::int32_t* const field : {&value.head_dim,        &value.head_dim_v,
-                                    &value.dtype,           &value.has_scale,
-                                    &value.causal,          &value.causal_align,
-                                    &value.deterministic,   &value.compile,
-                                    &value.host_f64,        &value.tune,
-                                    &value.varlen,          &value.zero_padding,
-                                    &value.check_sequences, &value.sink,
-                                    &value.has_window_left, &value.has_window_right,
-                                    &value.accumulate,      &value.invariance,
-                                    &value.has_o_dtype,     &value.o_dtype,
-                                    &value.has_k_dtype,     &value.k_dtype,
-                                    &value.has_v_dtype,     &value.v_dtype,
-                                    &value.group_size,      &value.key_scales,
-                                    &value.value_scales,    &value.precise,
-                                    &value.max_logit,       &value.max_logit_by_head,
-                                    &value.entropy,         &value.column_sums}) {
-    spoil(field);
-  }
-  for (std::int64_t* const field : {&value.window_left, &value.window_right, &value.chunk, &value.page_size}) {
-    spoil(field);
-  }
-  if (bad()) value.dropout = number();
+  spoil_fields(value);
   const std::uint32_t size = struct_size(sizeof value);
   given.seen = cut(value, size);
   if (given.seen.score == nullptr && given.seen.mask == nullptr) given.captures.clear();

@@ -94,6 +94,7 @@ class Arguments : public Structs {
   void forget() { must_fail_ = false; }
 
  private:
+  void spoil_fields(fa_config& value);
   enum class Use : std::uint8_t { input, output };
 
   float number();
