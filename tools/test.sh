@@ -183,7 +183,7 @@ install_packages
 mkdir -p build
 start=$SECONDS
 
-stage 7 "build: release"
+stage 8 "build: release"
 # Precompiled headers for speed; the static library below does without, and finds includes that are missing.
 configure release -DBUILD_SHARED_LIBS=ON -DFA_PRECOMPILE=ON
 cmake --build build/release -j "$jobs"
@@ -217,7 +217,7 @@ else
 fi
 
 if [[ $mode != quick ]]; then
-  stage 2 "clang-tidy"
+  stage 1 "clang-tidy"
   if ! git rev-parse --git-dir >/dev/null 2>&1; then
     count skip "clang-tidy (no repository that says what has changed)"
   elif command -v clang-tidy clang++ >/dev/null || apt_install clang clang-tidy; then
@@ -226,7 +226,7 @@ if [[ $mode != quick ]]; then
     count skip "clang-tidy (not installed)"
   fi
 
-  stage 3 "install and use: shared, static, as a subdirectory"
+  stage 2 "install and use: shared, static, as a subdirectory"
   check "consumer of the shared library" check_install shared build/release
 
   # Not optimised: it is about includes and what a linker needs.
@@ -245,7 +245,7 @@ if [[ $mode != quick ]]; then
   check "FA_SHARED before BUILD_SHARED_LIBS" check_subproject STATIC -DFA_SHARED=OFF -DBUILD_SHARED_LIBS=ON
   check "static in a project of C alone" check_subproject STATIC -DFA_SHARED=OFF -DCONSUMER_LANGUAGES=C
 
-  stage 6 "AddressSanitizer and UndefinedBehaviorSanitizer"
+  stage 7 "AddressSanitizer and UndefinedBehaviorSanitizer"
   accesses=OFF
   [[ $mode != full ]] || accesses=ON
   configure asan -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF -DFA_SANITIZE_ACCESSES=$accesses
