@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdlib>
 #include <string>
@@ -117,17 +118,21 @@ TEST_P(Sm90Fp8ForwardCompile, ScalesOfKeys) {
   }
 }
 
+/// Packed batches and others in turn.
 TEST_P(Sm90Fp8ForwardCompile, Pages) {
+  constexpr std::array kVarlen{false, true};
+  std::size_t n = 0;
   for (const int d : {64, 128, 192, 256}) {
     for (const int page_size : {16, 64, static_cast<int>(kContiguous)}) {
       plan::Problem problem = fp8(d, d, GetParam(), d != 128);
       problem.page_size = page_size;
       problem.key_scales = problem.value_scales = page_size == 16;
       problem.precise = page_size == 64;
-      expect_clean(problem);
-      problem.varlen = true;
       problem.total_q = 20000;
-      expect_clean(problem);
+      for (const bool varlen : test::tried(kVarlen, n++)) {
+        problem.varlen = varlen;
+        expect_clean(problem);
+      }
     }
   }
 }
