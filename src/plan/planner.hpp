@@ -27,7 +27,7 @@ struct Choice {
   bool affine_reach = false;    ///< sm90: KV tiles out of an affine score function's reach are left out
   bool scheduled = false;       ///< over pages, thread blocks share keys by a schedule
   bool own_parts = false;       ///< likewise, and find their parts by themselves
-  bool splits_request = false;  ///< sm90: likewise in splits, parts of a single request's length; splits tell the slot
+  bool splits_request = false;  ///< likewise in splits, equal parts of each request's length; splits tell the slot
   int few_rows = 0;  ///< sm80: a head has at most 32 (1, above head dim 256) or 16 (2), where that counts; 3: few heads
   bool shares_splits = false;  ///< with a fixed split size: thread blocks share the splits of a query tile
   bool multicast = false;      ///< sm90_wide: the two blocks of a cluster copy keys for each other

@@ -20,6 +20,9 @@ constexpr int kMostHeadDimQk = 576;
 constexpr int kMostHeadDimV = 512;
 // With one, blocks wait longest for the merge of its parts, which have twice as many blocks each.
 constexpr std::int64_t kFewestRequests = 4;
+// Their parts are merged by as many warps as there are rows; by a schedule, one block merges all of a query tile.
+constexpr std::int64_t kMostSplitRequests = 4;
+constexpr std::int64_t kMostSplitTiles = 16;
 constexpr int kBoxRows = 8;  // of a box of a page, at least: whole rows of the swizzle
 
 sm90::WideShape shape_of(const KernelSpec& spec) {
@@ -100,6 +103,7 @@ std::string sm90_wide_forward_refusal(const KernelSpec& spec) {
   if (spec.d_qk > kMostHeadDimQk || spec.d_v > kMostHeadDimV) {
     return fmt::format("d_qk = {}, d_v = {}: accepted are up to 576 and 512", spec.d_qk, spec.d_v);
   }
+  if (spec.split && spec.varlen) return "splits above 1: not of packed queries";
   if (own.multicast && (!own.scheduled || spec.bounded)) return "multicast = true: accepted with schedules";
   if (own.value_in_key && !holds_values(shape_of(spec))) return "value_in_key = true: K has fewer slabs than V";
   const int shared = sm90_wide_forward_shared_bytes(spec);
@@ -115,6 +119,16 @@ std::string sm90_wide_forward_refusal(const KernelSpec& spec) {
     return "functions: accepted are scores without captures";
   }
   return {};
+}
+
+int sm90_wide_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept {
+  if (!problem.paged() || problem.varlen || problem.bounded || problem.h_kv == 0) return kSm90WideTile;
+  const std::int64_t group = choice.pack_gqa ? problem.h_q / problem.h_kv : 1;
+  const std::int64_t tiles = (problem.s_q * group + kSm90WideTile - 1) / kSm90WideTile * (problem.h_q / group);
+  const bool few = problem.b <= kMostSplitRequests && problem.b * tiles <= kMostSplitTiles;
+  const bool wanted = few && shares_by_schedule(problem, fixed, choice) && !fixed.flag("scheduled", false);
+  choice.splits_request = fixed.has("splits") ? fixed.number("splits") > 1 : wanted;
+  return kSm90WideTile;
 }
 
 void sm90_wide_forward_form_clusters(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept {

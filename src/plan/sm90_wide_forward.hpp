@@ -29,6 +29,9 @@ std::string sm90_wide_forward_refusal(const KernelSpec& spec);
 
 /// The kernel for `problem`, with as many stages as fit, or those that `fixed` fixes. Throws
 /// fa::Error(invalid_argument) when these do not fit.
+/// Takes of what a problem's shapes want; the rows of a query tile.
+int sm90_wide_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept;
+
 /// Lets two blocks whose heads see the same keys copy them for each other, where copies limit.
 void sm90_wide_forward_form_clusters(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept;
 

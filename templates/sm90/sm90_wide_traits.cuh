@@ -89,7 +89,7 @@ struct WideTraits {
   static_assert(kHalfColumns <= 256, "a half of O is the result of one wgmma");
   static_assert(kStages == 1 || kStages == 2);
   static_assert(!kValueInKey || (kStages == 2 && kKSlabs >= 2 * kHalfSlabs), "K stays until it has been V");
-  static_assert(!kRagged || !Config::kSplit, "batches of unknown lengths are not split");
+  static_assert(!kVarlen || !Config::kSplit, "packed queries are not split");
   static_assert(kPageSize < 0 || kPageSize % 8 == 0, "boxes of pages are whole rows of the swizzle");
   static_assert(!kPaged || !Variant::kChunked, "the first key of a chunk may be anywhere in a box");
   static_assert(!kScheduled || kPaged, "schedules are of calls over pages");
@@ -210,6 +210,8 @@ struct WideBlock : Scores<WideTraits<Config>> {
     query.tile = tile;
     if constexpr (kPaged) {
       query.sequence = kernel::request_of<kVarlen>(params, tile.batch);
+      // Splits of a request are parts of its length, which the GPU alone knows.
+      if constexpr (Config::kSplit) query.sequence.splits = params.splits;
     } else if constexpr (kVarlen) {
       query.sequence = kernel::sequence_of(params, tile.batch);
     }

@@ -132,6 +132,8 @@ constexpr Shape kShapes[] = {
     {64, DType::f16, 40, 24, 32, 4, 32, 2, kPackGqa | kFours | kInKey | kScheduled | kTuring},
     {16, DType::bf16, 576, 512, 64, 12, 64, 2, kCausal | kInKey | kScheduled | kWide | kMulticast},
     {64, DType::f16, 264, 72, 64, 12, 64, 1, kPacked | kCausal | kScheduled | kWide | kMulticast},
+    {16, DType::bf16, 576, 512, 64, 12, 64, 2, kCausal | kPackGqa | kInKey | kSplit | kWide},
+    {64, DType::f16, 264, 72, 64, 12, 64, 1, kCausal | kSplit | kWide},
     {kContiguous, DType::f32, 16, 24, 32, 2, 16, 1, kPacked | kCausal | kScheduled | kTuring},
     {8, DType::bf16, 64, 64, 128, 12, 48, 2, kPacked | kCausal, "", 2},
     {16, DType::f16, 40, 128, 64, 8, 80, 3, kCausal | kPackGqa, "", 1},

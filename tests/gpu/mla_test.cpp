@@ -37,6 +37,9 @@ TEST_F(Mla, DecodesAndDraftsMatchFloat64) {
         c.rows = {rows, rows, rows, rows};
         c.keys = {1500, 64, rows, 701};
         run(c);
+        c.rows.push_back(rows);  // by a schedule
+        c.keys.push_back(9000);
+        run(c);
       }
     }
   }

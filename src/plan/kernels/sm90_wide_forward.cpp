@@ -71,7 +71,7 @@ constinit const ForwardFamily kSm90WideForwardFamily{
     .form_clusters = sm90_wide_forward_form_clusters,
     .packs = packs,
     .scheduled_keys = [](const Problem&, const Choice&) noexcept { return std::optional(kScheduledKeys); },
-    .decide = [](const Problem&, const Fixed&, Choice&) noexcept { return kSm90WideTile; },
+    .decide = sm90_wide_forward_decide,
     .specs = sm90_wide_forward_specs,
     .candidates =
         [](const Problem& problem, const Choice& choice) {

@@ -141,6 +141,31 @@ TEST(Sm90WideForwardLaunch, FewHeadsOfACausalGridGiveEqualWork) {
   EXPECT_GT(found, 60);
 }
 
+TEST(Sm90WideForward, FewRequestsAreInSplitsOfTheirLengths) {
+  Problem problem = latent(128);
+  problem.b = 1;
+  problem.s_kv = 32768;
+  const Choice choice = choose(problem, {});
+  EXPECT_TRUE(choice.splits_request);
+  EXPECT_FALSE(choice.scheduled);
+  EXPECT_EQ(choice.splits, 64);
+  const ForwardPlan plan = plan_forward(problem, {});
+  EXPECT_TRUE(plan.kernel.split && !plan.kernel.scheduled());
+  EXPECT_EQ(kernels_of(plan).size(), 2U) << "another kernel merges";
+  kernel::ForwardVariantParams params;
+  EXPECT_EQ(forward_params(problem, {}, 1, choice.splits, plan.kernel, 132, {}, params).grid, 128);
+  EXPECT_EQ(choose(problem, {{"splits", 8}}).splits, 8);
+  EXPECT_TRUE(choose(problem, {{"scheduled", 1}}).scheduled);
+  problem.b = 4;
+  EXPECT_EQ(choose(problem, {}).splits, 16);
+  problem.b = 5;
+  EXPECT_TRUE(choose(problem, {}).scheduled) << "lengths may differ";
+  problem.b = 1;
+  problem.varlen = true;
+  problem.total_q = 1;
+  EXPECT_TRUE(choose(problem, {}).scheduled);
+}
+
 TEST(Sm90WideForward, BlocksOfNeighbouringHeadsCopyKeysForEachOther) {
   const Fixed fixed{{"multicast", 1}};
   Problem problem = latent(128);
