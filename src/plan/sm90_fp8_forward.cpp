@@ -161,7 +161,11 @@ const char* sm90_fp8_forward_misfit(const Problem& problem) noexcept {
 
 const char* sm90_fp8_forward_obstacle(const Problem& problem) noexcept {
   if (!problem.aligned) return "rows of q, k, v or o do not start at multiples of 16 bytes";
-  if (!problem.tensor_maps) return "a stride of q, k, v or o is zero, negative or 2^40 bytes or more";
+  if (!problem.tensor_maps) {
+    return problem.paged() ? "a stride of q, k, v or o is zero, negative or 2^40 bytes or more, or pages are no "
+                             "whole number of heads apart, of k and v the same"
+                           : "a stride of q, k, v or o is zero, negative or 2^40 bytes or more";
+  }
   if (problem.varlen && std::max(problem.total_q, problem.total_kv) > kernel::kBoundedRows) {
     return "the packed batch has more than 2^30 rows";
   }

@@ -36,13 +36,28 @@ bool has_aligned_rows(const TensorView& view) {
   return true;
 }
 
+/// Scales of 8-bit elements, [b, h, s], or of heads [b, h, 1], as a call has them: [b, h, s], [b, h] or [h, total].
+TensorView scale_view(const Tensor& scales, bool packed_rows) {
+  TensorView view = scales.const_view();
+  if (!scales.defined() || (scales.shape()[2] != 1 && !packed_rows)) return view;
+  if (!packed_rows) {
+    view.rank = 2;
+    return view;
+  }
+  view.shape = {view.shape[1], view.shape[2]};
+  view.strides = {view.strides[1], view.strides[2]};
+  view.rank = 2;
+  return view;
+}
+
 }  // namespace
 
 Calls::Calls(const Configuration& c, const Call& call, Where where, const Attention& attention)
     : c_(c), call_(call), where_(where), attention_(attention), in_(make_inputs(c, call)) {
   if (c.config.page_size != 0) make_pages();
-  for (Tensor* t : {&in_.q, &in_.k, &in_.v, &in_.dout, &in_.dlse, &in_.sink, &in_.stored_k.codes, &in_.stored_k.scales,
-                    &in_.stored_v.codes, &in_.stored_v.scales}) {
+  for (Tensor* t :
+       {&in_.q, &in_.k, &in_.v, &in_.dout, &in_.dlse, &in_.sink, &in_.stored_k.codes, &in_.stored_k.scales,
+        &in_.stored_v.codes, &in_.stored_v.scales, &in_.stored_q.codes, &in_.stored_q.scales, &in_.row_bias}) {
     if (t->defined()) t->upload(where);
   }
   for (std::size_t i = 0; i < in_.captures.size(); ++i) {
@@ -65,20 +80,19 @@ Calls::Calls(const Configuration& c, const Call& call, Where where, const Attent
 
 void Calls::forward() {
   const AttentionConfig& config = c_.config;
-  o_ = output({call_.b, call_.h_q, call_.s_q, config.head_dim_v}, call_.o, config.dtype);
+  o_ = output({call_.b, call_.h_q, call_.s_q, config.head_dim_v}, call_.o, output_dtype(config));
   if (call_.lse || call_.backward || config.accumulate)
     lse_ = output({call_.b, call_.h_q, call_.s_q}, call_.lse_layout, statistics(c_));
   if (config.accumulate) make_state();
-  ForwardInputs in{in_.q.const_view(), keys().const_view(), values().const_view()};
-  in.k_scale = (pages_ ? pages_->k_scale : in_.stored_k.scales).const_view();
-  in.v_scale = (pages_ ? pages_->v_scale : in_.stored_v.scales).const_view();
+  ForwardInputs in{queries().const_view(), keys().const_view(), values().const_view()};
+  set_scales(in);
   in.cache = cache();
   in.captures = captures();
   if (config.sink) in.sink = in_.sink.const_view();
   in.sequences = sequences();
   in.dropout = dropout();
   in.place = call_.place;
-  const AttentionShape shape = shape_of({&in_.q, &keys(), &values(), &o_});
+  const AttentionShape shape = shape_of({&queries(), &keys(), &values(), &o_});
   const Tensor tiles =
       scratch(call_.tiles && where_ == Where::cuda && c_.mask != nullptr ? attention_.mask_tiles_size(shape) : 0);
   in.tiles = {tiles.defined() ? tiles.view().data : nullptr,
@@ -194,6 +208,23 @@ void Calls::make_pages() {
   table_ = integers(pages_->table, where_);
   index_ = integers(pages_->index, where_);
   begin_ = integers(call_.begin, where_);
+}
+
+void Calls::set_scales(ForwardInputs& in) const {
+  if (!has_bytes(c_.config)) {
+    in.k_scale = (pages_ ? pages_->k_scale : in_.stored_k.scales).const_view();
+    in.v_scale = (pages_ ? pages_->v_scale : in_.stored_v.scales).const_view();
+    return;
+  }
+  const bool packed = c_.config.varlen;
+  const auto of_keys = [&](const Stored& stored, const Tensor* pool, bool rows) {
+    if (rows && pool != nullptr) return pool->const_view();
+    return scale_view(stored.scales, rows && packed);
+  };
+  in.q_scale = scale_view(in_.stored_q.scales, packed);
+  in.k_scale = of_keys(in_.stored_k, pages_ ? &pages_->k_scale : nullptr, c_.config.key_scales);
+  in.v_scale = of_keys(in_.stored_v, pages_ ? &pages_->v_scale : nullptr, c_.config.value_scales);
+  in.row_bias = scale_view(in_.row_bias, packed);
 }
 
 const Tensor& Calls::values() const {

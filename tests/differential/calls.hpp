@@ -54,8 +54,10 @@ class Calls {
   void make_state();
 
   void make_pages();
+  const Tensor& queries() const { return in_.stored_q.codes.defined() ? in_.stored_q.codes : in_.q; }
   const Tensor& keys() const { return pages_ ? pages_->k : in_.stored_k.codes.defined() ? in_.stored_k.codes : in_.k; }
   const Tensor& values() const;
+  void set_scales(ForwardInputs& in) const;
 
   /// Memory of a schedule, which `in` has then.
   Tensor schedule(const AttentionShape& shape, ForwardInputs& in);

@@ -210,6 +210,69 @@ bool without_stored(AttentionConfig& config) {
   return changed;
 }
 
+bool without_bytes(AttentionConfig& config) {
+  const bool changed = has_bytes(config);
+  if (changed) config.dtype = DType::bf16;
+  config.o_dtype.reset();
+  config.key_scales = config.value_scales = config.precise = false;
+  return changed;
+}
+
+/// q, k and v in 8 bits, of which there is a forward alone; on a GPU with fewer masks.
+void choose_bytes(Random& random, Configuration& c, Where where) {
+  AttentionConfig& config = c.config;
+  if (is_stored(config) || config.dtype == DType::f64 || !random.percent(20)) return;
+  config.dtype = random.pick({DType::e4m3, DType::e4m3, DType::e5m2, DType::i8, DType::i8});
+  if (random.percent(60)) config.o_dtype = random.pick({DType::bf16, DType::f16, DType::e4m3});
+  config.key_scales = random.percent(45);
+  config.value_scales = random.percent(45);
+  config.precise = random.percent(30);
+  config.head_dim = std::min((config.head_dim + 15) / 16 * 16, 256);
+  config.head_dim_v = std::min((config.head_dim_v + 15) / 16 * 16, 256);
+  config.dropout = 0;
+  config.accumulate = false;
+  config.invariance = Invariance::none;
+  config.zero_padding = config.zero_padding && config.o_dtype != DType::e4m3;
+  config.kernel.reset(), config.kernel_backward.reset();
+  if (where == Where::cuda && random.percent(30)) {
+    config.kernel = random.pick<KernelOverride>({{"sm90_fp8", "stages=2 q_buffers=1"}, {"", "pack_gqa=1"}});
+  }
+  for (CaptureChoice& capture : c.captures) capture.requires_grad = false;
+  if (where == Where::host) return;
+  c.mask = nullptr;
+  if (config.page_size == 0) return;
+  config.chunk = 0;
+  if (config.window_left < 256) config.window_left = -1;  // shorter than a page, or than a KV tile
+  if (config.page_size > 0) config.page_size = (config.page_size + 7) / 8 * 8;
+}
+
+/// Rows of multiples of 16 bytes, in any order of the axes.
+void align_rows(Layout& layout) {
+  layout.row_padding = layout.row_padding / 16 * 16;
+  layout.offset = layout.offset / 16 * 16;
+  layout.expanded = 0;
+  layout.negative = -1;
+}
+
+void choose_scales(Random& random, const Configuration& c, Where where, Call& call) {
+  const auto of_keys = [&](bool rows) {
+    return rows ? random.pick(
+                      {ScaleOf::row, ScaleOf::row, ScaleOf::block, ScaleOf::head, ScaleOf::tensor, ScaleOf::none})
+                : random.pick({ScaleOf::head, ScaleOf::head, ScaleOf::tensor, ScaleOf::none});
+  };
+  call.q_scale = of_keys(true);
+  call.k_scale = of_keys(c.config.key_scales);
+  call.v_scale = of_keys(c.config.value_scales);
+  call.row_bias = c.config.dtype == DType::i8 && random.percent(70);
+  call.backward = call.scheduled = false;
+  call.begin.clear();
+  for (Layout* layout : {&call.q, &call.k, &call.v, &call.o}) align_rows(*layout);
+  if (where == Where::host || c.config.page_size == 0) return;
+  // Pages are a whole number of heads apart, of k and v the same.
+  if (call.k.order[0] == 1 || call.k.order == std::array<int, 3>{2, 1, 0}) call.k.order = {0, 2, 1};
+  call.v.order = call.k.order;
+}
+
 /// Lengths of dense requests, and which positions of all count.
 void choose_requests(Random& random, const Configuration& c, Call& call) {
   call.backward = false;
@@ -227,6 +290,14 @@ void choose_requests(Random& random, const Configuration& c, Call& call) {
 }
 
 }  // namespace
+
+bool has_bytes(const AttentionConfig& config) {
+  return config.dtype == DType::e4m3 || config.dtype == DType::e5m2 || config.dtype == DType::i8;
+}
+
+DType output_dtype(const AttentionConfig& config) {
+  return has_bytes(config) ? config.o_dtype.value_or(DType::bf16) : config.dtype;
+}
 
 std::int64_t Call::keys_of(bool varlen, std::int64_t i) const {
   const auto n = static_cast<std::size_t>(i);
@@ -291,6 +362,7 @@ Configuration random_configuration(std::uint64_t seed, std::uint64_t number, Whe
   config.accumulate = !config.sink && random.percent(12);
   choose_invariance(random, config);
   choose_stored(random, config);
+  choose_bytes(random, c, where);
   c.settle();
   return c;
 }
@@ -357,6 +429,7 @@ Call random_call(const Configuration& c, std::uint64_t seed, std::uint64_t numbe
   }
   const bool alone = c.config.varlen || c.config.page_size != 0 || c.config.invariance != Invariance::none;
   if (!alone && random.percent(25)) choose_place(random, c, call);
+  if (has_bytes(c.config)) choose_scales(random, c, where, call);
   return call;
 }
 
@@ -486,6 +559,16 @@ Edits edits_of_requests() {
          return any(set(c.config.page_size, std::int64_t{0}), set(call.indexed, false), set(call.scheduled, false));
        }},
       {"no_stored", [](Configuration& c, Call&) { return without_stored(c.config); }},
+      {"no_bytes", [](Configuration& c, Call&) { return without_bytes(c.config); }},
+      {"no_precise", [](Configuration& c, Call&) { return set(c.config.precise, false); }},
+      {"no_o_dtype", [](Configuration& c, Call&) { return set(c.config.o_dtype, std::optional<DType>{}); }},
+      {"no_scales",
+       [](Configuration& c, Call& call) {
+         return any(set(c.config.key_scales, false), set(c.config.value_scales, false),
+                    set(call.q_scale, ScaleOf::none), set(call.k_scale, ScaleOf::none),
+                    set(call.v_scale, ScaleOf::none));
+       }},
+      {"no_row_bias", [](Configuration&, Call& call) { return set(call.row_bias, false); }},
       {"no_schedule", [](Configuration&, Call& call) { return set(call.scheduled, false); }},
       {"no_begin", [](Configuration&, Call& call) { return any(set(call.begin, {}), set(call.indexed, false)); }},
       {"no_maxima",
@@ -603,6 +686,11 @@ std::vector<std::string> edits_for(const Configuration& c, const Call& call) {
                                        "no_score",
                                        "no_mask",
                                        "no_stored",
+                                       "no_bytes",
+                                       "no_precise",
+                                       "no_scales",
+                                       "no_row_bias",
+                                       "no_o_dtype",
                                        "no_pages",
                                        "no_schedule",
                                        "no_begin",
@@ -699,6 +787,11 @@ const char* name_of(Hostile hostile) {
   return "";
 }
 
+const char* name_of(ScaleOf of) {
+  static constexpr const char* kNames[] = {"none", "tensor", "head", "block", "row"};
+  return kNames[static_cast<std::size_t>(of)];
+}
+
 }  // namespace
 
 std::string to_string(const Configuration& c) {
@@ -725,6 +818,9 @@ std::string to_string(const Configuration& c) {
   if (config.k_dtype) out << " k " << fa::to_string(*config.k_dtype);
   if (config.v_dtype) out << " v " << fa::to_string(*config.v_dtype);
   if (config.group_size != 0) out << " group " << config.group_size;
+  if (config.o_dtype) out << " o " << fa::to_string(*config.o_dtype);
+  out << (config.key_scales ? " key_scales" : "") << (config.value_scales ? " value_scales" : "")
+      << (config.precise ? " precise" : "");
   if (config.host_f64) out << " host_f64";
   if (config.kernel) {
     out << " kernel{" << config.kernel->kernel << ' ' << config.kernel->text << "}";
@@ -749,6 +845,10 @@ std::string to_string(const Configuration& c, const Call& call) {
   add_list(out, "begin", call.begin);
   if (call.indexed) out << " indexed";
   if (call.scheduled) out << " scheduled";
+  if (has_bytes(c.config)) {
+    out << " scales " << name_of(call.q_scale) << "/" << name_of(call.k_scale) << "/" << name_of(call.v_scale)
+        << (call.row_bias ? " row_bias" : "");
+  }
   if (call.max_s_q != 0) out << " max " << call.max_s_q << "x" << call.max_s_kv;
   if (call.place) {
     const ShardPlace& at = *call.place;

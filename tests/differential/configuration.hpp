@@ -55,6 +55,9 @@ enum class LayoutClass : std::uint8_t { aligned, unaligned, strange, mixed };
 /// Values that ought to have no effect, or are large.
 enum class Hostile : std::uint8_t { none, unseen_keys, empty_rows, large, tiny, equal_keys };
 
+/// What shares a scale of 8-bit elements; a block is of 16 rows.
+enum class ScaleOf : std::uint8_t { none, tensor, head, block, row };
+
 struct Configuration {
   AttentionConfig config;  ///< functions as text
   ExprPtr score, mask;
@@ -78,7 +81,9 @@ struct Call {
   bool lse = true, dlse = false, backward = true, dsink = true, positive_empty_lse = false;
   Gradients gradients = {};  ///< that backward is asked for
   Hostile hostile = Hostile::none;
-  std::uint64_t values = 0;  ///< seed
+  std::uint64_t values = 0;                                                           ///< seed
+  ScaleOf q_scale = ScaleOf::none, k_scale = ScaleOf::none, v_scale = ScaleOf::none;  ///< with 8 bits
+  bool row_bias = false;                                                              ///< with i8
   DropoutState dropout;
   bool dropout_on_device = false, workspace = false, tiles = false;
   std::optional<ShardPlace> place;  ///< with the sizes of the whole, in which functions, masks and dropout see the call
@@ -99,6 +104,11 @@ struct Call {
   std::int64_t heads_of_captures() const { return place ? place->whole_h_q : h_q; }
   std::int64_t sequences(bool varlen) const { return varlen ? static_cast<std::int64_t>(cu_q.size()) - 1 : b; }
 };
+
+/// Whether q, k and v are of 8 bits.
+bool has_bytes(const AttentionConfig& config);
+/// What o is of.
+DType output_dtype(const AttentionConfig& config);
 
 Configuration random_configuration(std::uint64_t seed, std::uint64_t number, Where where, Size size);
 Call random_call(const Configuration& configuration, std::uint64_t seed, std::uint64_t number, std::uint64_t shape,

@@ -21,18 +21,19 @@ void Calls::look_inside(const ForwardInputs& in) {
   const Segment& segment = segments[which];
   const std::int64_t h = random.below(call_.h_q);
   const bool ragged = c_.config.varlen || c_.config.page_size != 0;
+  const bool bytes = has_bytes(c_.config);  // without a dump
   Tensor p =
       Tensor::dense(statistics(c_), {ragged ? segment.s_q + 1 : call_.s_q, ragged ? segment.s_kv + 1 : call_.s_kv});
   p.poison();
   p.upload(where_);
-  Tensor o = output({call_.b, call_.h_q, call_.s_q, c_.config.head_dim_v}, call_.o, c_.config.dtype);
+  Tensor o = output({call_.b, call_.h_q, call_.s_q, c_.config.head_dim_v}, call_.o, output_dtype(c_.config));
   Tensor lse = output({call_.b, call_.h_q, call_.s_q}, call_.lse_layout, statistics(c_));
   AttentionConfig config = c_.config;
   config.debug = true;
   std::string said;
   try {
     ForwardOutputs outputs{o.view(), lse.view()};
-    outputs.dump = {p.view(), static_cast<std::int64_t>(which), h};
+    if (!bytes) outputs.dump = {p.view(), static_cast<std::int64_t>(which), h};
     Attention::create(config, Device::host()).forward(in, outputs);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::not_finite) throw;
@@ -41,7 +42,7 @@ void Calls::look_inside(const ForwardInputs& in) {
   o.download(), lse.download();
   const bool broken = std::ranges::any_of(segments, [&](const Segment& of) { return is_broken(of, o, lse); });
   if (broken == said.empty()) wrong_inside_ = broken ? "nothing is said of a broken number" : "it is said: " + said;
-  if (broken || segment.s_kv == 0) return;
+  if (broken || bytes || segment.s_kv == 0) return;
   p.download();
   for (std::int64_t i = 0; i < segment.s_q; ++i) compare_p(segment, h, i, p, o);
   if (!pages_ && !in_.stored_v.codes.defined() && call_.v.expanded == 0) name_a_nan(in, segment, h, p, o, lse);

@@ -27,16 +27,24 @@ struct Units {
   /// Exponentials that become 0: below the least normal float, of a reference that sums may have raised past the
   /// greatest score by as much as a lane has terms.
   double flushed;
-  double step;      ///< of a product's sum, for each term: tensor cores cut
-  double products;  ///< of a product
+  double step;       ///< of a product's sum, for each term: tensor cores cut
+  double cut = 0;    ///< of 32 products of 8 bits, relative to the greatest term or partial sum
+  double tile = 0;   ///< of a KV tile's P V, relative to its terms
+  double whole = 0;  ///< of a score that is made of whole numbers
+  double products;   ///< of a product
 
   Units(const Arithmetic& arithmetic, const AttentionConfig& config) {
-    const DType dtype = config.dtype;
+    const DType dtype = output_dtype(config);
     f32 = arithmetic.f64 ? 0x1p-52 : 0x1p-24;  // in double, the reference is as wrong as what it judges
     const bool half = dtype == DType::f16 || dtype == DType::bf16;
-    output = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : dtype == DType::f32 ? 0x1p-24 : 0x1p-52;
+    output = dtype == DType::e4m3   ? 0x1p-4
+             : dtype == DType::bf16 ? 0x1p-8
+             : dtype == DType::f16  ? 0x1p-11
+             : dtype == DType::f32  ? 0x1p-24
+                                    : 0x1p-52;
     output_tiny = dtype == DType::f16 ? 0x1p-25 : dtype == DType::f64 ? 0x1p-1022 : 0x1p-126;
-    greatest = dtype == DType::f16 ? 65504 : dtype == DType::f64 ? 1e308 : 3.3e38;
+    if (dtype == DType::e4m3) output_tiny = 0x1p-10;
+    greatest = dtype == DType::e4m3 ? 448 : dtype == DType::f16 ? 65504 : dtype == DType::f64 ? 1e308 : 3.3e38;
     statistic = dtype == DType::f64 ? 0x1p-52 : 0x1p-24;
     element = arithmetic.device && half ? output : 0;
     tiny = arithmetic.device && half ? output_tiny : 0;
@@ -49,6 +57,19 @@ struct Units {
     flushed = arithmetic.device ? 0x1p-119 : 0;
     step = !arithmetic.device ? f32 : half ? 0x1p-26 : 0x1p-23;
     products = arithmetic.device && !half ? 0x1p-20 : 0;
+    if (arithmetic.device && has_bytes(config)) set_bytes(config);
+  }
+
+  /// docs/numerics.md: P relative to its greatest, 2^8 times itself; what sums of products of 8 bits lose.
+  void set_bytes(const AttentionConfig& config) {
+    constexpr double kTileSteps = 4;  // of 32 keys
+    element = config.precise ? 0x1p-11 : 0x1p-4;
+    tiny = config.precise ? 0x1p-33 : 0x1p-18;
+    step = 0x1p-26;
+    products = 0;
+    cut = config.dtype == DType::i8 ? 0 : 34 * 0x1p-13;
+    tile = config.precise ? 0 : kTileSteps * 34 * 0x1p-13;
+    whole = config.dtype == DType::i8 ? 0x1p-20 : 0;
   }
 
   double sum(double terms) const { return f32 * (std::min(terms, kDeviations * std::sqrt(terms)) + 4); }
@@ -66,7 +87,7 @@ FunctionErrors function_errors(const Arithmetic& arithmetic, DType dtype) {
     const double unit = 0x1p-51;
     return {unit, unit, 4 * unit, 4 * unit, unit, 4 * unit};
   }
-  if (dtype == DType::bf16 || dtype == DType::f16) errors.tanh = 0x1.1p-11;
+  if (size_of(dtype) <= 2) errors.tanh = 0x1.1p-11;
   return errors;
 }
 
@@ -221,6 +242,7 @@ class Evaluation {
     k_.read(in_.k, segment.tensor_b, mistake_ == Mistake::wrong_kv_head ? call_.h_kv - 1 - h_kv : h_kv,
             segment.first_kv, segment.s_kv);
     v_.read(in_.v, segment.tensor_b, h_kv, segment.first_kv, segment.s_kv);
+    read_value_scales(segment, h_kv);
     dk_.reset(k_.value.size());
     dv_.reset(v_.value.size());
     head_unsure_ = false;
@@ -240,6 +262,31 @@ class Evaluation {
       put(dk_, static_cast<std::size_t>(j * d_qk_), d_qk_, row * static_cast<std::size_t>(d_qk_), &results_.dk);
       put(dv_, static_cast<std::size_t>(j * d_v_), d_v_, row * static_cast<std::size_t>(d_v_), &results_.dv);
     }
+  }
+
+  /// P is rounded times these, relative to the greatest.
+  void read_value_scales(const Segment& segment, std::int64_t h_kv) {
+    value_scale_.assign(static_cast<std::size_t>(segment.s_kv), 1.0);
+    const Tensor& scales = in_.stored_v.scales;
+    for (std::int64_t j = 0; c_.config.value_scales && scales.defined() && j < segment.s_kv; ++j) {
+      value_scale_[static_cast<std::size_t>(j)] = std::abs(scales.at(segment.tensor_b, h_kv, segment.first_kv + j));
+    }
+    most_value_scale_ = 0;
+    for (const double scale : value_scale_) most_value_scale_ = std::max(most_value_scale_, scale);
+  }
+
+  /// What tensor cores lose of a product of 8-bit floats: they keep 13 bits below the greatest of 32 terms and the sum.
+  double cut(const double* q, const double* k) const {
+    double sum = 0, error = 0;
+    for (std::int64_t first = 0; first < d_qk_; first += 32) {
+      double greatest = std::abs(sum);
+      for (std::int64_t c = first; c < std::min(first + 32, d_qk_); ++c) {
+        greatest = std::max(greatest, std::abs(q[c] * k[c]));
+        sum += q[c] * k[c];
+      }
+      error += units_.cut * std::max(greatest, std::abs(sum));
+    }
+    return error;
   }
 
   /// Rounds what was summed, and its bound, into a result.
@@ -300,6 +347,8 @@ class Evaluation {
     row_unsure_ = false;
     const double* q = q_.at(mistake_ == Mistake::first_row_again ? 0 : place.q);
     const double norm = q_.norm[static_cast<std::size_t>(place.q)];
+    const bool biased = in_.row_bias.defined() && mistake_ != Mistake::no_row_bias;
+    const double bias = biased ? in_.row_bias.at(segment.tensor_b, place.h, segment.first_q + place.q) : 0;
     const std::int64_t end = segment.s_kv - (mistake_ == Mistake::last_key_lost ? 1 : 0);
     for (std::int64_t j = mistake_ == Mistake::begin_ignored ? 0 : segment.begin; j < end; ++j) {
       place.kv = j;
@@ -307,9 +356,12 @@ class Evaluation {
       if (!in_closed_form(c_.config, at.s_q, at.s_kv, at.q, at.kv, mistake_)) continue;
       if (mask_.defined() && !mask_.boolean_at(at)) continue;
       const double scale = mistake_ == Mistake::score_unscaled ? 1 : scale_;
-      Pair pair{.key = j, .score = scale * dot(q, k_.at(j), d_qk_), .error = 0};
+      Pair pair{.key = j, .score = scale * (dot(q, k_.at(j), d_qk_) + bias), .error = 0};
       const double terms = std::abs(scale) * norm * k_.norm[static_cast<std::size_t>(j)];
       pair.error = units_.product(static_cast<double>(d_qk_)) * terms + 4 * units_.f32 * std::abs(pair.score);
+      pair.error +=
+          units_.whole * (std::abs(pair.score) + std::abs(scale * bias)) + 4 * units_.f32 * std::abs(scale * bias);
+      if (units_.cut != 0) pair.error += std::abs(scale) * cut(q, k_.at(j));
       if (score_.defined()) apply_score(at, &pair);
       if (pair.score == -kInfinity && pair.error == 0) continue;
       if (!(pair.error < kMostError) || !std::isfinite(pair.score)) {
@@ -382,8 +434,8 @@ class Evaluation {
     buckets_.clear();
     for (const Pair& pair : pairs_) {
       int exponent = 0;
-      const double mantissa = std::frexp(pair.p, &exponent);
-      if (pair.p == 0 || (mantissa == 0.5)) continue;
+      const double mantissa = std::frexp(pair.p * value_scale_[static_cast<std::size_t>(pair.key)], &exponent);
+      if (mantissa == 0 || mantissa == 0.5) continue;
       buckets_.push_back(exponent * 0x1p20 + std::floor(mantissa / units_.element));
     }
     std::sort(buckets_.begin(), buckets_.end());
@@ -399,11 +451,16 @@ class Evaluation {
     return independent_ && 4 * alike_ <= std::max<double>(static_cast<double>(pairs_.size()), 4);
   }
 
-  double rounding_of_p(const Pair& pair, double tiny) const { return std::max(units_.element * pair.p, tiny); }
+  double rounding_of_p(const Pair& pair, double tiny) const {
+    const double scale = value_scale_[static_cast<std::size_t>(pair.key)];
+    if (scale == 0) return 0;
+    return std::max(units_.element * pair.p, tiny == 0 ? 0 : tiny * most_value_scale_ / scale);
+  }
 
   void add_values(double greatest, double least, double count, double sink) {
     const double tiny = units_.tiny * std::exp(greatest - lse_);
-    const double accumulated = units_.product(count) + units_.sum(count) + 4 * units_.f32 + units_.left_out;
+    const double accumulated =
+        units_.product(count) + units_.sum(count) + 4 * units_.f32 + units_.left_out + units_.tile;
     double own = std::isfinite(sink)
                      ? std::exp(sink - lse_) *
                            std::expm1(units_.exponential + 4 * units_.f32 * (std::abs(sink) + std::abs(greatest)))
@@ -622,7 +679,8 @@ class Evaluation {
   bool row_unsure_ = false;
   double lse_ = 0, lse_error_ = 0, alike_ = 1;
   Sums o_, dq_;
-  Row dp_, weights_;
+  Row dp_, weights_, value_scale_;
+  double most_value_scale_ = 1;
 
   std::vector<std::vector<Scalar>> captures_, rows_;
   std::vector<std::pair<std::size_t, std::size_t>> touched_;
@@ -743,7 +801,8 @@ const char* to_string(Mistake mistake) {
                                            "used_ignored",
                                            "begin_ignored",
                                            "state_ignored",
-                                           "place_ignored"};
+                                           "place_ignored",
+                                           "no_row_bias"};
   return kNames[static_cast<std::size_t>(mistake)];
 }
 

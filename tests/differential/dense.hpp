@@ -16,8 +16,9 @@ namespace fa::differential {
 /// Every tensor that a call reads, with the values that it sees.
 struct Inputs {
   Tensor q, k, v, dout, dlse, sink;
-  Stored stored_k, stored_v;     ///< what k and v are in memory, where that is not themselves
-  std::vector<Tensor> captures;  ///< undefined where the capture is a number, or is not used
+  Stored stored_q, stored_k, stored_v;  ///< what they are in memory, where that is not themselves
+  Tensor row_bias;                      ///< [b, h_q, s_q]; of i8
+  std::vector<Tensor> captures;         ///< undefined where the capture is a number, or is not used
   std::vector<double> numbers;
 };
 
@@ -60,8 +61,9 @@ enum class Mistake : std::uint8_t {
   begin_ignored,
   state_ignored,
   place_ignored,
+  no_row_bias,
 };
-constexpr int kMistakes = static_cast<int>(Mistake::place_ignored) + 1;
+constexpr int kMistakes = static_cast<int>(Mistake::no_row_bias) + 1;
 const char* to_string(Mistake mistake);
 
 /// Who computes, for the bounds.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "differential/bytes.hpp"
 #include "differential/random.hpp"
 
 namespace fa::differential {
@@ -117,10 +118,11 @@ class Maker {
     const AttentionConfig& config = c_.config;
     const Factors factors = factors_of(call_, random_);
     const std::int64_t d_qk = config.head_dim, d_v = config.head_dim_v;
-    in_.q = Tensor(config.dtype, {call_.b, call_.h_q, call_.s_q, d_qk}, call_.q);
-    in_.k = Tensor(config.dtype, {call_.b, call_.h_kv, call_.s_kv, d_qk}, call_.k);
-    in_.v = Tensor(config.dtype, {call_.b, call_.h_kv, call_.s_kv, d_v}, call_.v);
-    in_.dout = Tensor(config.dtype, {call_.b, call_.h_q, call_.s_q, d_v}, call_.dout);
+    const DType dtype = has_bytes(config) ? DType::f64 : config.dtype;
+    in_.q = Tensor(dtype, {call_.b, call_.h_q, call_.s_q, d_qk}, call_.q);
+    in_.k = Tensor(dtype, {call_.b, call_.h_kv, call_.s_kv, d_qk}, call_.k);
+    in_.v = Tensor(dtype, {call_.b, call_.h_kv, call_.s_kv, d_v}, call_.v);
+    in_.dout = Tensor(dtype, {call_.b, call_.h_q, call_.s_q, d_v}, call_.dout);
     fill(in_.q, random_, factors.q);
     fill(in_.k, random_, factors.k);
     fill(in_.v, random_, factors.v);
@@ -137,6 +139,10 @@ class Maker {
     make_captures();
     spoil();
     Random random(call_.values + 131);
+    if (has_bytes(config)) {
+      store_bytes(c_, call_, random, in_);
+      return std::move(in_);
+    }
     in_.stored_k = store(in_.k, config.k_dtype, config.group_size, call_.k, random);
     in_.stored_v = store(in_.v, config.v_dtype, config.group_size, call_.v, random);
     return std::move(in_);

@@ -27,10 +27,13 @@ Pages::Pages(const Configuration& c, const Call& call, const Inputs& in) : page_
       return;
     }
     to = pool(stored.codes, with_aligned_rows(layout), count);
-    scales = pool(stored.scales, with_aligned_rows(layout), count);
+    if (!has_bytes(c.config)) scales = pool(stored.scales, with_aligned_rows(layout), count);
   };
   make(in.k, in.stored_k, call.k, k, k_scale);
   make(in.v, in.stored_v, call.v, v, v_scale);
+  // Of 8-bit elements scales may be of heads, which do not lie in pages.
+  if (c.config.key_scales && in.stored_k.scales.defined()) k_scale = pool(in.stored_k.scales, {}, count);
+  if (c.config.value_scales && in.stored_v.scales.defined()) v_scale = pool(in.stored_v.scales, {}, count);
   table.assign(static_cast<std::size_t>(rows * max_pages), -1);
   if (contiguous) std::iota(table.begin(), table.end(), 0);
   for (std::size_t i = 0; i < segments.size(); ++i) {

@@ -1,6 +1,7 @@
 #include "differential/tensor.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -35,7 +36,8 @@ double load(DType dtype, const std::byte* from) {
     case DType::i32:
       return get(std::int32_t{});
     case DType::e4m3:
-      return static_cast<double>(reference::decode_e4m3(get(std::uint8_t{})));
+      return (get(std::uint8_t{}) & 0x7f) == 0x7f ? std::nan("")
+                                                  : static_cast<double>(reference::decode_e4m3(get(std::uint8_t{})));
     case DType::i8:
       return get(std::int8_t{});
     case DType::e5m2:
@@ -60,7 +62,7 @@ void store(DType dtype, double value, std::byte* to) {
     case DType::i32:
       return put(static_cast<std::int32_t>(value));
     case DType::e4m3:
-      return put(reference::encode_e4m3(value));
+      return put(std::isnan(value) ? std::uint8_t{0x7f} : reference::encode_e4m3(value));
     case DType::i8:
       return put(reference::encode_i8(value));
     case DType::e5m2:
