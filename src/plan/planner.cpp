@@ -234,7 +234,7 @@ ForwardPlan plan_forward(const Problem& problem, const Fixed& fixed) {
   plan.alternatives.assign(specs.begin() + 1, specs.end());
   plan.combine.own = ForwardCombine{};
   plan.combine.arch = problem.arch;
-  plan.combine.dtype = problem.dtype;
+  plan.combine.dtype = problem.fp8() ? problem.o_dtype : problem.dtype;
   plan.combine.d_v = problem.d_v;
   plan.combine.warps = kCombineWarps;
   plan.combine.accumulate = problem.accumulate;

@@ -26,7 +26,8 @@ constexpr int kMaxConsumers = 4;
 constexpr int kKeyStep = 32;  // of a product
 constexpr int kWideKeyStep = 16;
 constexpr int kMaxTileN = 256;
-constexpr int kBoxRows = 8;  // of a box of a page, at least: whole rows of the swizzle
+constexpr std::int64_t kMultiprocessors = 132;  // of a Hopper GPU
+constexpr int kBoxRows = 8;                     // of a box of a page, at least: whole rows of the swizzle
 
 struct Tile {
   int tile_m, tile_n, stages, q_buffers;
@@ -50,6 +51,18 @@ constexpr Tile kPreciseMedium[] = {{192, 80, 3, 2, true, true, 0}, {128, 128, 2,
 constexpr Tile kPreciseOfTwo[] = {{128, 128, 2, 2, true, true, 0}, {128, 64, 2, 2, true, true, 0}};
 constexpr Tile kPreciseLarge[] = {{128, 96, 2, 1, true, true, 0}, {128, 64, 2, 1, true, true, 0}};
 constexpr Tile kPreciseLargest[] = {{128, 64, 3, 1, true, true, 0}, {128, 64, 2, 1, true, true, 0}};
+
+// Of splits of few rows, which wait for memory: one warpgroup, and as many bytes in flight as fit.
+constexpr Tile kFew[] = {{64, 128, 4, 2, true, false, 128}, {64, 128, 3, 1, true, false, 128}};
+constexpr Tile kFewLarge[] = {{64, 128, 3, 1, true, false, 64}, {64, 128, 2, 1, true, false, 64}};
+constexpr Tile kFewLargest[] = {{64, 128, 2, 1, true, false, 32}, {64, 96, 2, 1, true, false, 32}};
+constexpr Tile kPreciseFew[] = {{64, 128, 3, 1, true, false, 0}, {64, 64, 3, 1, true, false, 0}};
+
+std::span<const Tile> few_tiles(const Problem& problem) noexcept {
+  if (problem.precise) return kPreciseFew;
+  const int d = std::max(problem.d_qk, problem.d_v);
+  return d <= 128 ? std::span<const Tile>(kFew) : d <= 192 ? std::span<const Tile>(kFewLarge) : kFewLargest;
+}
 
 std::span<const Tile> precise_tiles(const Problem& problem) noexcept {
   const int d = std::max(problem.d_qk, problem.d_v);
@@ -94,7 +107,8 @@ sm90::Fp8Shape shape_of(const KernelSpec& spec) {
           .d_v = spec.d_v,
           .stages = spec.stages,
           .q_buffers = spec.as<Sm90Fp8Forward>().q_buffers,
-          .precise = spec.as<Sm90Fp8Forward>().precise};
+          .precise = spec.as<Sm90Fp8Forward>().precise,
+          .shared_scales = spec.as<Sm90Fp8Forward>().shared_scales};
 }
 
 KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& choice, const Tile& tile) {
@@ -132,6 +146,10 @@ KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& c
   own.key_scales = problem.key_scales;
   own.value_scales = problem.value_scales;
   own.precise = problem.precise;
+  own.half_bytes = fixed.flag("half_bytes", false);
+  own.polynomials = fixed.number("polynomials", 0);
+  own.shared_scales = fixed.flag("shared_scales", false);
+  own.scales_of_all = fixed.flag("scales_of_all", false);
   spec.warps = spec.tile_m > 0 ? sm90_fp8_forward_warps(spec) : 0;
   return spec;
 }
@@ -196,6 +214,18 @@ int sm90_fp8_forward_tile_m(const Problem& problem, const Fixed& fixed) noexcept
   return fixed.number("tile_m", tiles_for(problem, single_level).front().tile_m);
 }
 
+int sm90_fp8_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept {
+  const std::int64_t tiles = problem.b * (choice.pack_gqa ? problem.h_kv : problem.h_q);
+  const bool pays = 2 * tiles <= kMultiprocessors && visible_keys(problem) >= kFewestSplitKeys;
+  const bool wanted = fixed.has("splits") ? fixed.number("splits") > 1 : pays;
+  choice.splits_request = wanted && problem.paged() && !problem.varlen && problem.b == 1;
+  const bool splits = wanted && (choice.splits_request || !problem.ragged());
+  const bool whole_groups = !choice.pack_gqa || kWarpgroupRows % (problem.h_q / problem.h_kv) == 0;
+  choice.few_rows = splits && choice.short_query && whole_groups && !fixed.has("tile_m") ? 1 : 0;
+  if (choice.few_rows != 0) return few_tiles(problem).front().tile_m;
+  return sm90_fp8_forward_tile_m(problem, fixed);
+}
+
 int sm90_fp8_forward_warps(const KernelSpec& spec) noexcept {
   return shape_of(spec).threads() / 32;
 }
@@ -225,8 +255,20 @@ std::string sm90_fp8_forward_refusal(const KernelSpec& spec) {
   if (own.take_turns && spec.tile_m == kWarpgroupRows) return "take_turns = 1: accepted is 0 with one warpgroup";
   if (own.ahead && own.single_level && !own.precise) return "ahead = 1: accepted is 0 with single_level";
   if (own.precise && !own.single_level) return "single_level = 0: accepted is 1 with precise";
+  if (own.half_bytes && (own.precise || own.value_scales)) {
+    return "half_bytes = 1: accepted is 0 with precise and with value_scales";
+  }
+  if (own.polynomials < 0 || own.polynomials > 8 || (own.polynomials != 0 && own.precise)) {
+    return fmt::format("polynomials = {}: accepted are 0 to 8, and 0 with precise", own.polynomials);
+  }
+  if (own.shared_scales && !own.key_scales && !own.value_scales) {
+    return "shared_scales = 1: accepted is 0 without key_scales and value_scales";
+  }
+  if (own.scales_of_all && (!own.value_scales || own.precise)) {
+    return "scales_of_all = 1: accepted is 0 without value_scales, and with precise, which has it";
+  }
   if (own.value_scales && own.single_level && !own.precise) return "single_level = 1: accepted is 0 with value_scales";
-  if (spec.split) return "splits > 1: accepted is 1";
+  if (spec.split && spec.varlen) return "splits > 1: accepted is 1 of packed batches";
   if (spec.page_size != 0) {
     const int box = rows_together(spec.page_size, spec.tile_n);
     if (box % kBoxRows != 0 || spec.variants.chunked) {
@@ -248,7 +290,8 @@ std::string sm90_fp8_forward_refusal(const KernelSpec& spec) {
 std::vector<KernelSpec> sm90_fp8_forward_specs(const Problem& problem, const Fixed& fixed, const Choice& choice) {
   std::string refusal;
   std::vector<KernelSpec> specs;
-  for (const Tile& tile : tiles_for(problem, fixed.flag("single_level", false))) {
+  const bool single_level = fixed.flag("single_level", false);
+  for (const Tile& tile : choice.few_rows != 0 ? few_tiles(problem) : tiles_for(problem, single_level)) {
     KernelSpec spec = with_tile(problem, fixed, choice, tile);
     const std::string reason = sm90_fp8_forward_refusal(spec);
     if (!reason.empty()) {

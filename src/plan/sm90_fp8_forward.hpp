@@ -12,8 +12,11 @@ namespace fa::plan {
 
 struct ForwardFamily;
 
-/// Query rows of a tile.
+/// Query rows of a tile, of calls whose keys are not split.
 int sm90_fp8_forward_tile_m(const Problem& problem, const Fixed& fixed) noexcept;
+
+/// Takes what of the kernels the shapes want; returns the rows of a query tile.
+int sm90_fp8_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept;
 
 /// What the family needs of the architecture, the dtype and the configuration that the problem has not; nullptr when it
 /// has all.

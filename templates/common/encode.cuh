@@ -21,6 +21,14 @@ FA_DEVICE uint32_t encode(i8, float x) {
   const float inside = ptx::max(ptx::min(x, kGreatest), -kGreatest);
   return ptx::bits(inside + kRounder) & 0xffu;
 }
+/// An element of O: of e4m3 at most the greatest, and a NaN stays one.
+template <class T>
+FA_DEVICE T element_of(T, float x) {
+  return ptx::convert<T>(x);
+}
+FA_DEVICE e4m3 element_of(e4m3 type, float x) {
+  return {static_cast<uint8_t>(x == x ? encode(type, x) : 0x7fu)};
+}
 FA_DEVICE constexpr float greatest(e4m3) {
   return 448.f;
 }

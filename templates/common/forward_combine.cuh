@@ -3,6 +3,7 @@
 
 #include <common/accumulate.cuh>
 #include <common/constants.cuh>
+#include <common/encode.cuh>
 #include <common/forward_params.cuh>
 #include <common/log_sum.cuh>
 #include <common/partial_merge.cuh>
@@ -97,7 +98,7 @@ struct ForwardCombine {
     FA_UNROLL
     for (int slot = 0; slot < merge.kSlots; ++slot) {
       const int column = merge.column_of(slot);
-      if (column < Config::kHeadDimV) ptx::st_global(o + column, ptx::convert<T>(merge.o[slot] * inverse));
+      if (column < Config::kHeadDimV) ptx::st_global(o + column, element_of(T{}, merge.o[slot] * inverse));
     }
     if (params.lse != nullptr && slice == 0 && merge.lane == 0) ptx::st_global(lse, whole);
   }

@@ -45,6 +45,14 @@ struct SplitSum {
   /// One term, whose logarithm is x.
   FA_DEVICE static SplitSum of_term(float x) { return {x, 0.f, 1.f}; }
 
+  /// All terms get a factor, of logarithm x.
+  FA_DEVICE void add(float x) {
+    if (high == -kInfinity) return;
+    const float whole = high + x, part = whole - high;
+    low += (high - (whole - part)) + (x - part);
+    high = whole;
+  }
+
   /// In [rows, kSplitSumFloats].
   FA_DEVICE static SplitSum load(const float* sums, int64_t row) {
     const float* const at = sums + kSplitSumFloats * row;

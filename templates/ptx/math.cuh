@@ -92,6 +92,13 @@ FA_DEVICE float min(float a, float b) {
   return fminf(a, b);
 }
 
+/// max.NaN.f32: NaN where an operand is.
+FA_DEVICE float max_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
 /// max.s32 of three: one instruction on sm_90.
 FA_DEVICE int max3(int a, int b, int c) {
   return __vimax3_s32(a, b, c);

@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_SM90_SM90_FP8_FORWARD_CUH_
 
 #include <common/constants.cuh>
+#include <common/half_bytes.cuh>
 #include <ptx/fp8.cuh>
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/language.cuh>
@@ -41,10 +42,10 @@ struct Fp8Forward : Fp8Block<Config> {
   using Traits::kTileN, Traits::kStages, Traits::kQBuffers, Traits::kWorks, Traits::kConsumers, Traits::kSSteps,
       Traits::kPSteps, Traits::kSlices, Traits::kValueColumns, Traits::kWindowed, Traits::kPingpong, Traits::kAhead,
       Traits::kSingleLevel, Traits::kKeyScales, Traits::kValueScales, Traits::kPrecise, Traits::kInt8, Traits::kBiased,
-      Traits::kOwnRanges, Traits::kProducerRegisters, Traits::kConsumerRegisters, Base::params, Base::q_shared,
-      Base::k_shared, Base::v_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_full,
-      Base::q_empty, Base::init_barriers, Base::release, Base::read_work, Base::lengths_of, Base::first_row_of,
-      Base::has_row, Base::own_range_end, Base::tiles_of;
+      Traits::kHalfBytes, Traits::kSharedScales, Traits::kScalesOfAll, Traits::kOwnRanges, Traits::kProducerRegisters,
+      Traits::kConsumerRegisters, Base::params, Base::q_shared, Base::k_shared, Base::v_shared, Base::k_full,
+      Base::k_empty, Base::v_full, Base::v_empty, Base::q_full, Base::q_empty, Base::init_barriers, Base::release,
+      Base::read_work, Base::lengths_of, Base::first_row_of, Base::has_row, Base::own_range_end, Base::tiles_of;
 
   using Base::Base;
 
@@ -77,7 +78,7 @@ struct Fp8Forward : Fp8Block<Config> {
     typename Traits::RawScale raw;
     typename Traits::KeyScales keys;  // of the KV tile whose scores are in the making
     typename Traits::ValueScales values;
-    float values_by;  // with these: what O takes of a KV tile's product is times this; kPrecise: O is times this
+    float values_by;  // with these: what O takes of a KV tile's product is times this; kScalesOfAll: O is times this
   };
 
   FA_DEVICE void consume(int consumer) const {
@@ -107,7 +108,7 @@ struct Fp8Forward : Fp8Block<Config> {
     if (query.range.end < 0) return false;
     at.left = query.range.end - query.range.begin - 1;
     at.softmax = Softmax();
-    if constexpr (kPrecise && kValueScales) at.values_by = 0.f;
+    if constexpr (kScalesOfAll) at.values_by = 0.f;
     FA_UNROLL
     for (int slice = 0; slice < kSlices; ++slice) {
       FA_UNROLL
@@ -173,7 +174,10 @@ struct Fp8Forward : Fp8Block<Config> {
         --at.left;
       }
     }
-    if constexpr (kPrecise && kValueScales) multiply(at.o[0], {at.values_by, at.values_by});
+    if constexpr (kScalesOfAll) {
+      FA_UNROLL
+      for (int slice = 0; slice < kSlices; ++slice) multiply(at.o[slice], {at.values_by, at.values_by});
+    }
   }
 
   /// P of the KV tile whose scores are complete, in their place. True when a row has a greater maximum than before.
@@ -188,7 +192,7 @@ struct Fp8Forward : Fp8Block<Config> {
     }
     if (Variant::kScore || kWindowed || at.left >= at.edge) change_scores(at);
     bool rises = at.softmax.update(at.s, at.scale);
-    if constexpr (kPrecise && kValueScales) {
+    if constexpr (kScalesOfAll) {
       rises = multiply_values_by_all(at) || rises;
     } else if constexpr (kValueScales) {
       multiply_values(at);
@@ -234,7 +238,7 @@ struct Fp8Forward : Fp8Block<Config> {
   FA_DEVICE void await_values(const Stream& at) const { ptx::mbarrier_wait(v_full(at.v_slot.index), at.v_slot.parity); }
 
   FA_DEVICE void settle(const P& pairs) const {
-    if constexpr (kValueScales || kPrecise) {
+    if constexpr (kValueScales || kPrecise || kHalfBytes) {  // of a NaN, too
       ptx::settle_signed(pairs, this->work_shared(0));
     } else {
       ptx::settle(pairs, this->work_shared(0));
@@ -336,40 +340,70 @@ struct Fp8Forward : Fp8Block<Config> {
     }
   }
 
-  /// S of a KV tile, [64, tile_n], times the scales of its keys: a thread has keys 2t and 2t + 1 of each n8 tile.
+  /// S of a KV tile, [64, tile_n], times the scales of its keys.
   template <int kCount>
-  FA_DEVICE static void multiply_keys(S& s, const float (&of)[kCount]) {
-    const int pair = 2 * (ptx::lane_index() % 4);
-    FA_UNROLL
-    for (int n = 0; n < kTileN / 8; ++n) {
-      FA_UNROLL
-      for (int e = 0; e < 2; ++e) {
-        const float scale = ptx::from_bits(ptx::shfl(ptx::bits(of[n / 4]), n % 4 * 8 + pair + e));
-        s[4 * n + e] *= scale;
-        s[4 * n + 2 + e] *= scale;
-      }
-    }
+  FA_DEVICE void multiply_keys(S& s, const float (&of)[kCount]) const {
+    each_scale(of, [&](int i, float scale) {
+      s[i] *= scale;
+      s[i + 2] *= scale;
+    });
   }
 
-  /// Sums of products of i8, whole numbers, as floats, times the scales of their keys; above kernel::kInt8Bias where
-  /// kBiased. Its product with a scale of 22 bits is exact.
-  FA_DEVICE static void convert_scores(Stream& at) {
-    FA_UNROLL
-    for (float& s : at.s) s = kernel::biased_float(s);
-    if constexpr (kKeyScales) {
-      const int pair = 2 * (ptx::lane_index() % 4);
+  /// Calls `use(i, scale)` with the scale of the key of registers i and i + 2 of S. A thread has keys 2t and 2t + 1 of
+  /// each n8 tile, a lane has loaded every 32nd.
+  template <int kCount, class Use>
+  FA_DEVICE void each_scale(const float (&of)[kCount], const Use& use) const {
+    const int pair = 2 * (ptx::lane_index() % 4);
+    if constexpr (kSharedScales) {
+      const uint32_t own = spread_scales(of);
       FA_UNROLL
-      for (float& scale : at.keys.of) scale = kernel::scale_of_22_bits(scale);
+      for (int block = 0; block < kTileN / 16; ++block) {
+        const kernel::Chunk scales = ptx::ld_shared_chunk(own + 64 * block + 8 * pair);
+        FA_UNROLL
+        for (int i = 0; i < 4; ++i) use(8 * block + 4 * (i / 2) + i % 2, ptx::from_bits(scales.word[i]));
+      }
+    } else {
       FA_UNROLL
       for (int n = 0; n < kTileN / 8; ++n) {
         FA_UNROLL
         for (int e = 0; e < 2; ++e) {
-          const float scale = ptx::from_bits(ptx::shfl(ptx::bits(at.keys.of[n / 4]), n % 4 * 8 + pair + e));
-          const float of_bias = ptx::multiply(scale, -kernel::kInt8Bias);
-          at.s[4 * n + e] = ptx::fma(at.s[4 * n + e], scale, of_bias);
-          at.s[4 * n + 2 + e] = ptx::fma(at.s[4 * n + 2 + e], scale, of_bias);
+          use(4 * n + e, ptx::from_bits(ptx::shfl(ptx::bits(of[n / 4]), n % 4 * 8 + pair + e)));
         }
       }
+    }
+  }
+
+  /// Puts scales into the warp's shared memory, of 16 keys those of a thread side by side: place 4t + 2h + e is of key
+  /// 8h
+  /// + 2t + e.
+  template <int kCount>
+  FA_DEVICE uint32_t spread_scales(const float (&of)[kCount]) const {
+    const int lane = ptx::lane_index();
+    const int warp = ptx::shfl(ptx::thread_index() / kWarpSize, 0) - kWarpgroup / kWarpSize;
+    const uint32_t own = this->shared + Traits::kLayout.scales + 4 * kTileN * warp;
+    const uint32_t place = own + 4 * (lane / 16 * 16 + lane % 8 / 2 * 4 + lane / 8 % 2 * 2 + lane % 2);
+    ptx::sync_warp();  // all lanes have read what was there
+    FA_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      if (32 * i + 32 <= kTileN || 32 * i + lane < kTileN) ptx::st_shared_b32(place + 128 * i, ptx::bits(of[i]));
+    }
+    ptx::sync_warp();
+    return own;
+  }
+
+  /// Sums of products of i8, whole numbers, as floats, times the scales of their keys; above kernel::kInt8Bias where
+  /// kBiased. Its product with a scale of 22 bits is exact.
+  FA_DEVICE void convert_scores(Stream& at) const {
+    FA_UNROLL
+    for (float& s : at.s) s = kernel::biased_float(s);
+    if constexpr (kKeyScales) {
+      FA_UNROLL
+      for (float& scale : at.keys.of) scale = kernel::scale_of_22_bits(scale);
+      each_scale(at.keys.of, [&](int i, float scale) {
+        const float of_bias = ptx::multiply(scale, -kernel::kInt8Bias);
+        at.s[i] = ptx::fma(at.s[i], scale, of_bias);
+        at.s[i + 2] = ptx::fma(at.s[i + 2], scale, of_bias);
+      });
     } else if constexpr (!kBiased) {
       FA_UNROLL
       for (float& s : at.s) s -= kernel::kInt8Bias;
@@ -386,7 +420,7 @@ struct Fp8Forward : Fp8Block<Config> {
   }
 
   /// P times the scales of its rows of V, relative to the greatest of the KV tile: no product is beyond what P reaches.
-  FA_DEVICE static void multiply_values(Stream& at) {
+  FA_DEVICE void multiply_values(Stream& at) const {
     const float most = greatest_scale(at.values.of, 0.f);
     const float inverse = 1.f / most;
     at.values_by = inverse - inverse == 0.f ? most : 0.f;  // 0 where there is none
@@ -395,8 +429,9 @@ struct Fp8Forward : Fp8Block<Config> {
     multiply_keys(at.s, at.values.of);
   }
 
-  /// With kPrecise the greatest is that of all KV tiles so far, and O relative to it. True where O has to follow it.
-  FA_DEVICE static bool multiply_values_by_all(Stream& at) {
+  /// With kScalesOfAll the greatest is that of all KV tiles so far, and O relative to it. True where O has to follow
+  /// it.
+  FA_DEVICE bool multiply_values_by_all(Stream& at) const {
     const float most = greatest_scale(at.values.of, at.values_by);
     const bool rises = most > at.values_by;
     const float inverse = 1.f / most;
@@ -438,7 +473,7 @@ struct Fp8Forward : Fp8Block<Config> {
     const float(&factor)[2] = at.softmax.factor;
     FA_UNROLL
     for (int i = 0; i < kValueColumns / 2; ++i) {
-      if constexpr (kValueScales) {
+      if constexpr (kValueScales && !kScalesOfAll) {
         o[i] = ptx::fma(added[i], at.values_by, o[i] * factor[i / 2 % 2]);
       } else {
         o[i] = ptx::fma(o[i], factor[i / 2 % 2], added[i]);
@@ -469,7 +504,8 @@ struct Fp8Forward : Fp8Block<Config> {
           pairs[step][word] = ptx::convert_pair<kernel::f16>(s[8 * step + 2 * word], s[8 * step + 2 * word + 1]);
         } else {
           const int i = 16 * step + 8 * (word / 2) + 2 * (word % 2);
-          pairs[step][word] = ptx::convert_e4m3(s[i], s[i + 1], s[i + 4], s[i + 5]);
+          pairs[step][word] = kHalfBytes ? kernel::bytes_by_halves(s[i], s[i + 1], s[i + 4], s[i + 5])
+                                         : ptx::convert_e4m3(s[i], s[i + 1], s[i + 4], s[i + 5]);
         }
       }
     }

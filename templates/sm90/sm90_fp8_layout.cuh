@@ -14,7 +14,8 @@ struct Fp8Shape {
   int d_qk, d_v;
   int stages;  // K tiles in flight, V tiles as they land, and transposed ones
   int q_buffers;
-  bool precise;  // V becomes f16 in the order of memory, in place of being transposed
+  bool precise;                // V becomes f16 in the order of memory, in place of being transposed
+  bool shared_scales = false;  // of keys: each consumer warp has a place for those of a KV tile
 
   FA_HOST_DEVICE constexpr int consumers() const { return tile_m / kWarpgroupRows; }
   FA_HOST_DEVICE constexpr int threads() const { return (consumers() + 1) * kWarpgroup; }
@@ -32,6 +33,7 @@ struct Fp8Layout {
   int work;
   int work_bytes;
   int listed;  // of each buffer of V: whether there is a tile
+  int scales;  // of each consumer warp
   int bytes;
 };
 
@@ -54,7 +56,8 @@ FA_HOST_DEVICE constexpr Fp8Layout fp8_layout(const Fp8Shape& shape) {
   at.work = at.mbarriers + (kMbarrierBytes * shape.mbarriers() + 15) / 16 * 16;
   at.work_bytes = kWorkSpace;
   at.listed = at.work + shape.works() * kWorkSpace;
-  at.bytes = at.listed + (4 * shape.stages + 15) / 16 * 16;
+  at.scales = at.listed + (4 * shape.stages + 15) / 16 * 16;
+  at.bytes = at.scales + (shape.shared_scales ? 4 * shape.consumers() * 4 * shape.tile_n : 0);
   return at;
 }
 

@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_SM90_SM90_FP8_SOFTMAX_CUH_
 
 #include <common/constants.cuh>
+#include <common/exponential.cuh>
 #include <common/int8.cuh>
 #include <common/log_sum.cuh>
 #include <ptx/math.cuh>
@@ -13,9 +14,12 @@ namespace fa::sm90 {
 /// tells apart, and no score that comes later exceeds it. Each row has a scale of its own. A thread has row lane / 4
 /// and row lane / 4 + 8 of a warp's 16; accumulator register 4j + 2r + e belongs to row r. With kBiased scores are sums
 /// of products of i8 above kernel::kInt8Bias, which the fma that subtracts the greatest takes away.
-template <bool kBiased>
+///
+/// kLogFactor: log2 of what P is multiplied with, 8, or 0 where its bytes are of 2^8 times P. kPolynomials of 8
+/// exponentials are polynomials.
+template <bool kBiased, int kLogFactor, int kPolynomials>
 struct Fp8Softmax {
-  static constexpr float kShift = 8.f;  // log2 of what P is multiplied with
+  static constexpr float kShift = static_cast<float>(kLogFactor);
 
   float greatest[2] = {-kernel::kInfinity, -kernel::kInfinity};  // score of the row, before the scale; -inf: no key yet
   float sum[2] = {0.f, 0.f};                                     // of this thread's columns
@@ -44,7 +48,7 @@ struct Fp8Softmax {
     FA_UNROLL
     for (int i = 0; i < kCount; ++i) {
       const int r = i / 2 % 2;
-      s[i] = ptx::ex2(ptx::fma(s[i], scale_log2[r], -subtracted[r]));
+      s[i] = exponential(ptx::fma(s[i], scale_log2[r], -subtracted[r]), i % 8 < kPolynomials);
       total[r][i % 2] += s[i];
     }
     FA_UNROLL
@@ -61,32 +65,53 @@ struct Fp8Softmax {
     }
   }
 
-  /// 1 / sum, and 0 for a row without keys. A NaN sum stays NaN.
-  FA_DEVICE float inverse_sum(int r) const { return sum[r] == 0.f ? 0.f : ptx::rcp(sum[r]); }
+  /// 1 / sum of P times 2^8, as it is in products; 0 for a row without keys. A NaN sum stays NaN.
+  FA_DEVICE float inverse_sum(int r) const {
+    return sum[r] == 0.f ? 0.f : ptx::rcp(kLogFactor == 8 ? sum[r] : 256.f * sum[r]);
+  }
 
   /// The natural log-sum-exp of the scaled scores; -inf for a row without keys.
   FA_DEVICE float log_sum(int r, float scale_log2) const {
     if (sum[r] == 0.f) return -kernel::kInfinity;
     const float subtracted = reference(greatest[r], scale_log2);
     if (is_far(greatest[r], subtracted)) {
-      const float score = kBiased ? greatest[r] - kernel::kInt8Bias : greatest[r];
-      return kernel::LogSum::of(score, scale_log2 * kernel::kLn2, sum[r] * kUnshift).value();
+      return kernel::LogSum::of(greatest_score(r), scale_log2 * kernel::kLn2, sum[r] * kUnshift).value();
     }
-    const float above = kBiased ? ptx::fma(-kernel::kInt8Bias, scale_log2, subtracted) : subtracted;
-    return kernel::LogSum::of(above, kernel::kLn2, sum[r]).value();
+    return kernel::LogSum::of(without_bias(subtracted, scale_log2), kernel::kLn2, sum[r]).value();
+  }
+
+  /// The same of a split.
+  FA_DEVICE kernel::SplitSum split_sum(int r, float scale_log2) const {
+    if (sum[r] == 0.f) return kernel::SplitSum::of_no_keys();
+    const float subtracted = reference(greatest[r], scale_log2);
+    if (is_far(greatest[r], subtracted)) {
+      return kernel::SplitSum::of(greatest_score(r), scale_log2 * kernel::kLn2, sum[r] * kUnshift);
+    }
+    return kernel::SplitSum::of(without_bias(subtracted, scale_log2), kernel::kLn2, sum[r]);
   }
 
  private:
-  static constexpr float kUnshift = 1.f / 256.f;
+  static constexpr float kUnshift = kLogFactor == 8 ? 1.f / 256.f : 1.f;
+  static_assert(kLogFactor == 0 || kLogFactor == 8);
   static constexpr float kLeast = -3.4e38f;  // finite: a row without keys subtracts it from -inf
   static constexpr int kChains = 2;          // of dependent maxima, of a row
   static constexpr int kBitsBelowAll = -0x7fffffff - 1;
   // Scaled scores from here on are looked at: far ones, and all whose P counts beside them.
   static constexpr float kLarge = kernel::kLargestOffset / 2;
 
+  /// 2^x, by the units of products as a polynomial, where those of exponentials are what others wait for.
+  FA_DEVICE static float exponential(float x, bool polynomial) {
+    return polynomial ? kernel::ex2_of_products(x) : ptx::ex2(x);
+  }
+
   /// What is subtracted from a row's scores in log2 units.
   FA_DEVICE static float reference(float score, float scale_log2) {
     return ptx::max(ptx::fma(score, scale_log2, -kShift), kLeast);
+  }
+
+  FA_DEVICE float greatest_score(int r) const { return kBiased ? greatest[r] - kernel::kInt8Bias : greatest[r]; }
+  FA_DEVICE static float without_bias(float subtracted, float scale_log2) {
+    return kBiased ? ptx::fma(-kernel::kInt8Bias, scale_log2, subtracted) : subtracted;
   }
 
   /// Whether no float is near enough to what has to be subtracted.

@@ -50,12 +50,37 @@ FA_DEVICE constexpr bool is_precise() {
   return false;
 }
 
+template <class Config>
+FA_DEVICE constexpr bool shares_scales() {
+  if constexpr (requires { Config::kSharedScales; }) return Config::kSharedScales;
+  return false;
+}
+
+template <class Config>
+FA_DEVICE constexpr bool follows_all_scales() {
+  if constexpr (requires { Config::kScalesOfAll; }) return Config::kScalesOfAll;
+  return false;
+}
+
+template <class Config>
+FA_DEVICE constexpr bool halves_bytes() {
+  if constexpr (requires { Config::kHalfBytes; }) return Config::kHalfBytes;
+  return false;
+}
+
+template <class Config>
+FA_DEVICE constexpr int polynomials() {
+  if constexpr (requires { Config::kPolynomials; }) return Config::kPolynomials;
+  return 0;
+}
+
 /// Constants and types of the Hopper forward of 8-bit floats: those that the rooms of the Hopper forward ask for.
 ///
 /// Config is a struct of constants: Element (e4m3, e5m2, or i8: q and k are i8, v is e4m3), kHeadDimQk, kHeadDimV,
 /// kTileM, kTileN, kStages, kQBuffers, kValueColumns, kCausal, kPositiveScale, kPackGqa, kTakeTurns, kAhead,
 /// kSingleLevel, kHalfOutput; optionally kVarlen (common/switches.cuh), kByteOutput, kKeyScales, kValueScales,
-/// kPrecise, and a Variant without a mask function (common/variant.cuh).
+/// kPrecise, kHalfBytes, kPolynomials, kSharedScales, kScalesOfAll, and a Variant without a mask function
+/// (common/variant.cuh).
 template <class Config>
 using Fp8ParamsOf = typename kernel::Either<typename kernel::Either<kernel::Sm90PlacedInt8, kernel::Sm90PlacedFp8,
                                                                     kernel::kIsInt8<typename Config::Element>>::type,
@@ -70,9 +95,14 @@ struct Fp8Traits {
   static constexpr bool kInt8 = kernel::kIsInt8<T>;
   using Value = typename kernel::Either<kernel::e4m3, T, kInt8>::type;  // an element of V
   static constexpr bool kByteOutput = writes_bytes<Config>();
-  static constexpr bool kKeyScales = scales_keys<Config>();      // each key has a scale for its row of K
-  static constexpr bool kValueScales = scales_values<Config>();  // and for that of V
-  static constexpr bool kPrecise = is_precise<Config>();         // P and V are f16 in their product
+  static constexpr bool kKeyScales = scales_keys<Config>();       // each key has a scale for its row of K
+  static constexpr bool kValueScales = scales_values<Config>();   // and for that of V
+  static constexpr bool kPrecise = is_precise<Config>();          // P and V are f16 in their product
+  static constexpr bool kSharedScales = shares_scales<Config>();  // of keys reach the threads by shared memory
+  // P is relative to the greatest scale of V so far, and O with it; else to that of the KV tile.
+  static constexpr bool kScalesOfAll = kValueScales && (kPrecise || follows_all_scales<Config>());
+  static constexpr bool kHalfBytes = halves_bytes<Config>();  // P becomes f16 on its way to e4m3
+  static constexpr int kPolynomials = polynomials<Config>();  // of 8 exponentials, on the units of products
   using Wider = typename kernel::Either<kernel::f16, kernel::bf16, Config::kHalfOutput>::type;
   using Output = typename kernel::Either<kernel::e4m3, Wider, kByteOutput>::type;
   using Variant = kernel::VariantOf<Config>;
@@ -116,7 +146,8 @@ struct Fp8Traits {
                                       .d_v = kHeadDimV,
                                       .stages = kStages,
                                       .q_buffers = kQBuffers,
-                                      .precise = kPrecise};
+                                      .precise = kPrecise,
+                                      .shared_scales = kSharedScales};
   static constexpr Fp8Layout kLayout = fp8_layout(kShape);
   static constexpr int kSharedBytes = kLayout.bytes;
   static constexpr int kThreads = kShape.threads();
@@ -134,8 +165,10 @@ struct Fp8Traits {
   static_assert(kHeadDimQk % 16 == 0 && kHeadDimV % 16 == 0 && kHeadDimQk <= 256 && kHeadDimV <= 256, "head dims");
   static_assert(kValueColumns % 16 == 0 && kHeadDimV % kValueColumns == 0, "slices are equal");
   static_assert(!kSingleLevel || kPrecise || !kValueScales, "a KV tile's part of O is multiplied by itself");
+  static_assert(!kHalfBytes || (!kPrecise && !kValueScales), "such bytes have no sign");
+  static_assert(!kPolynomials || !kPrecise, "f16 tells more apart");
   static_assert(!kPrecise || kSingleLevel, "sums of products of 16 bits are exact enough");
-  static_assert(!Config::kSplit, "keys are not split");
+  static_assert(!kVarlen || !Config::kSplit, "packed batches are not split");
   static_assert(!Variant::kMask, "left to other kernels");
   static_assert(kPageSize < 0 || kPageSize % 8 == 0, "boxes of pages are whole rows of the swizzle");
   static_assert(!kPaged || !Variant::kChunked, "the first key of a chunk may be anywhere in a box");
@@ -159,7 +192,7 @@ struct Fp8Traits {
   using Rows = kernel::RowMap<Config::kPackGqa>;
   // Scores of i8 reach the softmax above kernel::kInt8Bias where nothing else has to be made of them.
   static constexpr bool kBiased = kInt8 && !kKeyScales && !Variant::kScore;
-  using Softmax = Fp8Softmax<kBiased>;
+  using Softmax = Fp8Softmax<kBiased, kHalfBytes ? 0 : 8, kPolynomials>;
   using KeyNumbers = AffineProduct<kernel::bf16, kTileN>;
   using Mask = kernel::KeepMask<kernel::ceil_div(kTileN, 32)>;
   using Loaded = uint32_t[2][1];

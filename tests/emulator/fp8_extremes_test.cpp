@@ -29,6 +29,7 @@ TEST_P(Fp8Extremes, MatchFloat64) {
     if (extreme.causal && !spec.causal) continue;
     ForwardCase c;
     c.spec = spec;
+    c.splits = spec.split ? 2 : 1;
     c.blocks = 2;
     c.attention = {.b = 1,
                    .h_q = 2,
@@ -58,6 +59,7 @@ TEST(Fp8Extremes, OfWhatFunctionsCapture) {
     const auto choice = std::ranges::find(choices, variant.choice, &fa::test::VariantChoice::name);
     ForwardCase c;
     c.spec = variant.spec;
+    c.splits = variant.spec.split ? 2 : 1;
     c.blocks = 2;
     c.attention = {.b = 1,
                    .h_q = 2,

@@ -25,6 +25,11 @@ struct Shape {
   bool key_scales = false;
   bool value_scales = false;
   bool precise = false;
+  bool split = false;
+  bool half_bytes = false;
+  int polynomials = 0;
+  bool shared_scales = false;
+  bool scales_of_all = false;
 };
 
 constexpr Shape kShapes[] = {
@@ -57,9 +62,34 @@ constexpr Shape kShapes[] = {
     {DType::i8, 256, 96, 64, 64, 2, 1, 48, false, false, false, false, false, true, true, true, false},
     {DType::i8, 80, 112, 128, 80, 2, 2, 112, true, true, true, true, true, false, false, true, true, true},
     {DType::i8, 64, 128, 128, 128, 1, 2, 128, false, true, false, false, false, false},
+    // of splits
+    {DType::e4m3, 64, 64, 64, 64, 3, 2, 64, true, false, true, false, false, true, false, false, false, false, true},
+    {DType::i8, 64, 96, 64, 96, 2, 2, 48, false, false, false, false, true, true, false, false, false, false, true},
+    {DType::i8, 128, 128, 128, 64, 2, 1, 64, true, true, true, false, false, false, true, true, true, false, true},
+    {DType::e4m3, 80, 48, 64, 64, 3, 1, 48, false, false, true, true, false, true, false, true, true, true, true},
+    {DType::e5m2, 32, 128, 192, 128, 2, 1, 128, true, false, false, false, false, false, false, false, false, false,
+     true},
+    // of P by way of f16, and exponentials as polynomials
+    {DType::e4m3, 64,    64,    192,   128,   3,     2,     64,    true,  false,
+     false,       false, false, false, false, false, false, false, false, true},
+    {DType::e4m3, 64,   64,   128,   64,   2,     2,     64,    false, true, true,
+     false,       true, true, false, true, false, false, false, true,  3},
+    {DType::i8, 64,    64,    64,    96,    2,     1,     64,   true, false, true,
+     false,     false, false, false, false, false, false, true, true, 1},
+    {DType::e5m2, 64,    96,    64,    128,  2,    1,     48,    true,  false, false,
+     false,       false, false, false, true, true, false, false, false, 8},
+    // scales of keys by shared memory, P relative to the greatest of V so far
+    {DType::e4m3, 64,    128,   128,  128,  2,     1,     64,    true, true, true, false,
+     false,       false, false, true, true, false, false, false, 0,    true, true},
+    {DType::i8, 64,    64,    128,  64,   2,     2,     64,    true, true, true, false,
+     false,     false, false, true, true, false, false, false, 0,    true, false},
+    {DType::e4m3, 80,   48,    128,  80,   2,    2,     48,    false, true, true, true,
+     false,       true, false, true, true, true, false, false, 0,     true, false},
+    {DType::e5m2, 64,    96,    64,    96,   2,     1,    48,    false, false, false, false,
+     false,       false, false, false, true, false, true, false, 0,     false, true},
 };
 constexpr std::size_t kOfInt8 = 22, kOfInt8Scales = 24;
-constexpr std::size_t kOfPages = 28 + 6;  // behind those and the packed ones
+constexpr std::size_t kOfSplits = 28, kOfInt8Splits = 29, kOfHalfBytes = 33, kOfPolynomials = 34, kOfSharedScales = 37;
 constexpr std::size_t kOfBytes = 11, kOfKeyScales = 15, kOfPrecise = 16, kOfPreciseScales = 20;
 constexpr Shape kPackedShapes[] = {
     {DType::e4m3, 64, 64, 128, 64, 2, 2, 64, true, true, true, false, false, false},
@@ -69,6 +99,8 @@ constexpr Shape kPackedShapes[] = {
     {DType::i8, 64, 64, 128, 64, 2, 2, 64, true, true, true, false, false, false, false, true, true},
     {DType::e5m2, 64, 64, 128, 80, 2, 2, 64, true, true, true, true, true, false, false, true, true, true},
 };
+
+constexpr std::size_t kOfPages = std::size(kShapes) + std::size(kPackedShapes);
 
 struct PagedShape {
   Shape shape;
@@ -87,6 +119,12 @@ constexpr PagedShape kPagedShapes[] = {
      static_cast<int>(fa::kContiguous),
      false},
     {{DType::i8, 64, 64, 128, 64, 2, 2, 64, true, true, true, false, false, false, false, true, true}, 16, true},
+    {{DType::e4m3, 64, 64, 64, 64, 3, 2, 64, true, false, true, false, false, true, false, true, true, false, true},
+     16,
+     false},
+    {{DType::i8, 64, 96, 128, 96, 2, 1, 48, false, false, false, false, false, false, false, false, false, false, true},
+     static_cast<int>(fa::kContiguous),
+     false},
 };
 
 KernelSpec spec_of(const Shape& shape, bool varlen, int page_size = 0) {
@@ -103,6 +141,11 @@ KernelSpec spec_of(const Shape& shape, bool varlen, int page_size = 0) {
   spec.pack_gqa = shape.pack_gqa;
   spec.varlen = varlen;
   spec.page_size = page_size;
+  spec.split = shape.split;
+  own.half_bytes = shape.half_bytes;
+  own.polynomials = shape.polynomials;
+  own.shared_scales = shape.shared_scales;
+  own.scales_of_all = shape.scales_of_all;
   own.q_buffers = shape.q_buffers;
   own.value_columns = shape.value_columns;
   own.take_turns = shape.take_turns;
@@ -171,6 +214,10 @@ const std::vector<Fp8Variant>& fp8_variants() {
     const std::vector<Fp8Variant> of_int8 =
         variants_of(names, {fp8_specs()[kOfInt8], fp8_specs()[kOfInt8Scales], fp8_specs()[kOfInt8 + 1]});
     all.insert(all.end(), of_int8.begin(), of_int8.end());
+    const std::vector<Fp8Variant> of_splits =
+        variants_of({"softcap", "two_sided", "chunked", "sink", "window_sink"},
+                    {fp8_specs()[kOfSplits], fp8_specs()[kOfInt8Splits], fp8_specs()[kOfInt8Splits + 1]});
+    all.insert(all.end(), of_splits.begin(), of_splits.end());
     return all;
   }();
   return variants;
@@ -238,8 +285,8 @@ std::vector<Fp8Mutation> precise_mutations() {
            kOfPreciseScales},
           {"fp8_greatest_scale_of_all_is_lost",
            kForward,
-           "multiply(at.o[0], {at.values_by, at.values_by});",
-           "multiply(at.o[0], {1.f, 1.f});",
+           "multiply(at.o[slice], {at.values_by, at.values_by});",
+           "multiply(at.o[slice], {1.f, 1.f});",
            {},
            kOfPreciseScales}};
 }
@@ -477,7 +524,7 @@ std::vector<Fp8Mutation> int8_mutations() {
           {"fp8_log_sum_above_the_bias",
            kSoftmax,
            "kBiased ? ptx::fma(-kernel::kInt8Bias, scale_log2, subtracted) : subtracted",
-           "subtracted",
+           "subtracted + 0.f * scale_log2",
            {},
            kOfInt8},
           {"fp8_signs_of_the_bias",
@@ -500,8 +547,8 @@ std::vector<Fp8Mutation> int8_mutations() {
            kOfInt8},
           {"fp8_scales_of_i8_keys_in_one_half",
            kForward,
-           "at.s[4 * n + 2 + e] = ptx::fma(at.s[4 * n + 2 + e], scale, of_bias);",
-           "at.s[4 * n + 2 + e] -= kernel::kInt8Bias;",
+           "at.s[i + 2] = ptx::fma(at.s[i + 2], scale, of_bias);",
+           "at.s[i + 2] -= kernel::kInt8Bias;",
            {},
            kOfInt8Scales},
           {"fp8_scales_of_i8_keys_above_the_bias",
@@ -512,11 +559,101 @@ std::vector<Fp8Mutation> int8_mutations() {
            kOfInt8Scales}};
 }
 
+/// Splits of few rows, which another kernel joins.
+std::vector<Fp8Mutation> split_mutations() {
+  using enum FaultKind;
+  return {{"fp8_splits_in_one_place",
+           kEpilogue,
+           "static_cast<int64_t>(query.tile.split) * params.b",
+           "0 * static_cast<int64_t>(query.tile.split) * params.b",
+           {global_uninitialised},
+           kOfSplits},
+          {"fp8_columns_of_a_split_exchanged",
+           kEpilogue,
+           "ptx::bits(slice[i + 4] * factor), ptx::bits(slice[i + 1] * factor)",
+           "ptx::bits(slice[i + 1] * factor), ptx::bits(slice[i + 4] * factor)",
+           {},
+           kOfSplits},
+          {"fp8_first_part_in_every_split",
+           "common/forward_schedule.cuh",
+           "range.begin = start_of_part(tiles, params.splits, split);",
+           "range.begin = start_of_part(tiles, params.splits, 0 * split);",
+           {},
+           kOfSplits},
+          {"fp8_splits_without_the_bias_of_rows",
+           kEpilogue,
+           "sum.add(params.scale * this->row_bias(query, head, position));",
+           "",
+           {},
+           kOfInt8Splits},
+          {"fp8_sum_of_a_split_above_the_bias_of_i8",
+           kSoftmax,
+           "kBiased ? ptx::fma(-kernel::kInt8Bias, scale_log2, subtracted) : subtracted",
+           "subtracted + 0.f * scale_log2",
+           {},
+           kOfInt8Splits}};
+}
+
+/// What an override asks for alone.
+std::vector<Fp8Mutation> override_mutations() {
+  using enum FaultKind;
+  return {{"fp8_scales_of_other_threads",
+           kForward,
+           "lane % 8 / 2 * 4 + lane / 8 % 2 * 2 + lane % 2",
+           "lane % 16",
+           {},
+           kOfSharedScales},
+          {"fp8_scales_read_before_they_are_there",
+           kForward,
+           "ptx::bits(of[i])); } ptx::sync_warp(); return own;",
+           "ptx::bits(of[i])); } return own;",
+           {shared_race, shared_uninitialised},
+           kOfSharedScales},
+          {"fp8_scales_over_those_that_are_read",
+           kForward,
+           "ptx::sync_warp();  // all lanes have read what was there",
+           "",
+           {shared_race},
+           kOfSharedScales},
+          {"fp8_output_keeps_an_old_greatest_scale",
+           kForward,
+           "factor *= any ? at.values_by * inverse : 0.f;",
+           "factor *= any ? 1.f : 0.f;",
+           {},
+           kOfSharedScales},
+          {"fp8_bytes_of_halves_rounded_too_far",
+           "common/half_bytes.cuh",
+           "constexpr uint32_t kHalfUnits = 0x00800080u;",
+           "constexpr uint32_t kHalfUnits = 0x01800080u;",
+           {},
+           kOfHalfBytes},
+          {"fp8_bytes_of_halves_exchanged",
+           "common/half_bytes.cuh",
+           "high + high + kHalfUnits, 0x7531);",
+           "high + high + kHalfUnits, 0x5731);",
+           {},
+           kOfHalfBytes},
+          {"fp8_halves_of_greater_probabilities", kTraits, "kHalfBytes ? 0 : 8", "8", {}, kOfHalfBytes},
+          {"fp8_polynomial_of_another_power",
+           "common/exponential.cuh",
+           "(ptx::bits(whole) << 23) + 0x3f800000u",
+           "(ptx::bits(whole) << 23) + 0x40000000u",
+           {},
+           kOfPolynomials},
+          {"fp8_polynomial_of_masked_scores",
+           "common/exponential.cuh",
+           "const float inside = ptx::max_nan(x, -127.f);",
+           "const float inside = x;",
+           {},
+           kOfPolynomials}};
+}
+
 }  // namespace
 
 const std::vector<Fp8Mutation>& fp8_mutations() {
-  static const std::vector<Fp8Mutation> all = joined({precise_mutations(), operand_mutations(), product_mutations(),
-                                                      key_scale_mutations(), page_mutations(), int8_mutations()});
+  static const std::vector<Fp8Mutation> all =
+      joined({precise_mutations(), operand_mutations(), product_mutations(), key_scale_mutations(), page_mutations(),
+              int8_mutations(), split_mutations(), override_mutations()});
   return all;
 }
 

@@ -50,6 +50,7 @@ ForwardCase case_of(const KernelSpec& spec, std::size_t i) {
   c.placement = kPlacements[(i + 1) % 3];
   c.blocks = kBlocks[i % 3];
   c.attention.seed = i + 1;
+  if (spec.split) c.splits = static_cast<int>(2 + i % 4);
   return c;
 }
 
@@ -208,7 +209,9 @@ TEST_P(Fp8Variants, MatchTheReference) {
 INSTANTIATE_TEST_SUITE_P(Hopper, Fp8Variants, testing::Range<std::size_t>(0, fp8_variants().size()),
                          [](const testing::TestParamInfo<std::size_t>& parameter) {
                            const Fp8Variant& variant = fp8_variants()[parameter.param];
-                           return variant.choice + (variant.spec.dtype == DType::i8 ? "_i8" : "");
+                           return variant.choice + (variant.spec.split                ? "_split"
+                                                    : variant.spec.dtype == DType::i8 ? "_i8"
+                                                                                      : "");
                          });
 
 /// The relative error of a mean of many keys of equal weight.

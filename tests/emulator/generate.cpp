@@ -222,6 +222,11 @@ std::string fp8_file(const fs::path& folder, std::size_t file, std::size_t files
   for (const auto* const variants : {&emulator::fp8_variants(), &emulator::fp8_packed_variants()}) {
     for (const emulator::Fp8Variant& variant : *variants) specs.push_back(variant.spec);
   }
+  std::set<std::string> seen;
+  for (const KernelSpec& spec : std::vector(specs)) {
+    const KernelSpec combine = emulator::combine_spec(spec);
+    if (spec.split && seen.insert(canonical(combine)).second) specs.push_back(combine);
+  }
   std::string text = "#include <emulator/instructions.hpp>\n" + kernels_file(specs, file, files);
   const std::vector<emulator::Fp8Mutation>& all = emulator::fp8_mutations();
   for (std::size_t i = file; i < all.size(); i += files) {

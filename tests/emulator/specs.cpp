@@ -312,6 +312,10 @@ KernelSpec combine_spec(const KernelSpec& split) {
   spec.own = fa::plan::ForwardCombine{};
   spec.arch = split.arch;
   spec.dtype = split.dtype;
+  if (split.is<fa::plan::Sm90Fp8Forward>()) {
+    const auto& own = split.as<fa::plan::Sm90Fp8Forward>();
+    spec.dtype = own.byte_output ? fa::DType::e4m3 : own.half_output ? fa::DType::f16 : fa::DType::bf16;
+  }
   spec.d_v = split.d_v;
   spec.warps = 4;
   spec.variants.sink = split.variants.sink;

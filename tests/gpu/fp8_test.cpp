@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -190,6 +191,31 @@ TEST_F(Fp8Forward, KeysHaveScalesOfTheirOwn) {
   }
 }
 
+TEST_F(Fp8Forward, ScalesOfKeysReachThreadsEitherWay) {
+  for (const std::int64_t d : {64, 96, 128, 192}) {
+    for (const bool precise : {false, true}) {
+      for (const char* const fields : {"shared_scales=1", "scales_of_all=1", "shared_scales=1 scales_of_all=1"}) {
+        if (precise && std::string(fields) != "shared_scales=1") continue;
+        Fp8Call call({.b = 2,
+                      .h_q = 4,
+                      .h_kv = 2,
+                      .s_q = 400,
+                      .s_kv = 733,
+                      .d_qk = d,
+                      .d_v = d,
+                      .dtype = DType::e4m3,
+                      .causal = d == 128},
+                     true, true);
+        AttentionConfig config = config_of(call.device.problem);
+        config.key_scales = config.value_scales = true;
+        config.precise = precise;
+        config.kernel = KernelOverride{"sm90_fp8", fields};
+        EXPECT_LE(call.run(config).relative, precise ? 0.3 * 0.026 : kRelative) << "d " << d << ", " << fields;
+      }
+    }
+  }
+}
+
 // AttentionConfig::precise: at most 0.3 of the error.
 TEST_F(Fp8Forward, PreciseIsAsExactAsSixteenBits) {
   for (const std::int64_t d : {64, 96, 128, 192, 256}) {
@@ -301,6 +327,73 @@ TEST_F(Fp8Forward, DecodesOfAnyGroup) {
   }
 }
 
+// Few rows over long keys: blocks share these.
+TEST_F(Fp8Forward, SplitsMatchFloat64) {
+  for (const std::int64_t d : {64, 96, 128, 192, 256}) {
+    for (const std::int64_t s_q : {1, 17, 64, 128}) {
+      for (const auto& [key_scales, precise] : {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
+        Fp8Call call({.b = 1,
+                      .h_q = 8,
+                      .h_kv = 2,
+                      .s_q = s_q,
+                      .s_kv = 5000,
+                      .d_qk = d,
+                      .d_v = d,
+                      .dtype = d == 96 ? DType::e5m2 : DType::e4m3,
+                      .o_dtype = s_q == 17 ? DType::f16 : DType::bf16,
+                      .causal = s_q > 1},
+                     true, key_scales);
+        AttentionConfig config = config_of(call.device.problem);
+        config.key_scales = config.value_scales = key_scales;
+        config.precise = precise;
+        SCOPED_TRACE(
+            fmt::format("d {}, {} rows{}{}", d, s_q, key_scales ? ", key scales" : "", precise ? ", precise" : ""));
+        EXPECT_LE(call.run(config).relative, precise ? 0.3 * 0.026 : kRelative);
+        for (const char* const fields : {"splits=1", "splits=7", "splits=64"}) {
+          config.kernel = KernelOverride{"sm90_fp8", fields};
+          EXPECT_LE(call.run(config).relative, precise ? 0.3 * 0.026 : kRelative) << fields;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Fp8Forward, SplitsOfBytesSaturateNowhere) {
+  Fp8Call call({.b = 1,
+                .h_q = 4,
+                .h_kv = 4,
+                .s_q = 5,
+                .s_kv = 3000,
+                .dtype = DType::e4m3,
+                .o_dtype = DType::e4m3,
+                .causal = true});
+  EXPECT_LE(call.run(config_of(call.device.problem)).relative, 0.06);
+}
+
+TEST_F(Fp8Forward, SplitsOfARequestMatchFloat64) {
+  for (const std::int64_t page_size : {std::int64_t{16}, std::int64_t{64}, kContiguous}) {
+    for (const std::int64_t d : {64, 128, 256}) {
+      for (const std::int32_t keys : {4000, 600, 1, 0}) {
+        PagedCase c;
+        c.attention = {.h_q = 8, .h_kv = 2, .d_qk = d, .d_v = d, .dtype = DType::e4m3, .causal = true};
+        c.page_size = page_size;
+        c.packed = false;
+        c.scaled = c.key_scales = c.value_scales = true;
+        c.keys = {keys};
+        c.rows = {4};
+        SCOPED_TRACE(testing::PrintToString(c));
+        DevicePaged device(c);
+        AttentionConfig config = config_of(c);
+        config.kernel = KernelOverride{"sm90_fp8", "splits=6"};
+        Attention::create(config).forward(device.inputs(), device.outputs());
+        const AttentionOutputs actual = device.results();
+        const AttentionOutputs expected = reference_f64(c, device.host);
+        EXPECT_LE(error_of(actual.o, expected.o).relative, kRelative);
+      }
+    }
+  }
+}
+
 /// Of rows over so many keys.
 double error_of_long_rows(std::int64_t keys, const char* fields, bool positive) {
   AttentionCase c{.s_q = 128, .s_kv = keys, .d_qk = 128, .d_v = 128, .dtype = DType::e4m3};
@@ -315,7 +408,7 @@ double error_of_long_rows(std::int64_t keys, const char* fields, bool positive) 
     call.device.v.buffer.write(v.bytes());
   }
   AttentionConfig config = config_of(c);
-  config.kernel = KernelOverride{"sm90_fp8", fields};
+  config.kernel = KernelOverride{"sm90_fp8", std::string(fields) + " splits=1"};
   return call.run(config).relative;
 }
 
@@ -438,7 +531,9 @@ TEST_F(Fp8Forward, PackedBatchesMatchTheHost) {
 TEST_F(Fp8Forward, EveryTileMatchesFloat64) {
   for (const char* const fields :
        {"tile_m=64", "tile_m=256 tile_n=64", "tile_m=128 ahead=1 take_turns=1", "tile_n=64", "take_turns=1",
-        "stages=2 q_buffers=1", "single_level=1 tile_m=128", "tile_n=96 value_columns=32", "tile_m=128 tile_n=160"}) {
+        "stages=2 q_buffers=1", "single_level=1 tile_m=128", "tile_n=96 value_columns=32", "tile_m=128 tile_n=160",
+        "half_bytes=1", "half_bytes=1 polynomials=1", "polynomials=2 tile_m=128 ahead=1",
+        "half_bytes=1 polynomials=2 take_turns=1"}) {
     for (const bool causal : {false, true}) {
       AttentionCase c{.b = 2,
                       .h_q = 3,

@@ -134,10 +134,34 @@ TEST_F(Int8Forward, HeadDimsScalesAndPrecision) {
   }
 }
 
+// Few rows over long keys: the bias of a row is in the sums of each split, and a sink joins once.
+TEST_F(Int8Forward, SplitsSeeBiasesOfRowsAndSinks) {
+  for (const std::int64_t d : {64, 128, 256}) {
+    for (const std::int64_t s_q : {1, 40, 120}) {
+      for (const bool key_scales : {false, true}) {
+        SCOPED_TRACE("d " + std::to_string(d) + ", rows " + std::to_string(s_q) +
+                     (key_scales ? ", scales of keys" : ""));
+        Int8Call call(
+            {.h_q = 4, .h_kv = 2, .s_q = s_q, .s_kv = 4000, .d_qk = d, .d_v = d, .dtype = DType::i8, .causal = true},
+            key_scales);
+        AttentionConfig config = config_of(call.device.problem);
+        config.key_scales = config.value_scales = key_scales;
+        EXPECT_LE(call.run(config), kRelative);
+        config.sink = true;
+        EXPECT_LE(call.run(config, {0.5F, -1, 2, 9}), kRelative);
+        config.window_left = 2500;
+        config.kernel = KernelOverride{"sm90_fp8", "splits=5"};
+        EXPECT_LE(call.run(config, {0.5F, -1, 2, 9}), kRelative);
+      }
+    }
+  }
+}
+
 TEST_F(Int8Forward, EveryTileMatchesTheHost) {
   for (const char* const fields :
        {"tile_m=64 take_turns=0", "tile_m=256 tile_n=64", "tile_m=128 ahead=1 take_turns=1", "take_turns=0",
-        "stages=2 q_buffers=1", "single_level=1 tile_m=128", "tile_n=96 value_columns=32", "tile_m=128 tile_n=160"}) {
+        "stages=2 q_buffers=1", "single_level=1 tile_m=128", "tile_n=96 value_columns=32", "tile_m=128 tile_n=160",
+        "half_bytes=1", "half_bytes=1 polynomials=1 tile_m=128"}) {
     SCOPED_TRACE(fields);
     Int8Call call({.b = 2,
                    .h_q = 3,

@@ -42,6 +42,22 @@ constexpr Field kFields[] = {
     field<&Sm90Fp8Forward::key_scales>("key_scales").when_set().as("kKeyScales", "k_scale is of keys"),
     field<&Sm90Fp8Forward::value_scales>("value_scales").when_set().as("kValueScales", "v_scale is of keys"),
     field<&Sm90Fp8Forward::precise>("precise").when_set().as("kPrecise", "P and V are f16 in their product"),
+    field<&Sm90Fp8Forward::half_bytes>("half_bytes")
+        .when_set()
+        .as("kHalfBytes", "P becomes f16 on its way to e4m3")
+        .open("P becomes f16 on its way to e4m3"),
+    field<&Sm90Fp8Forward::polynomials>("polynomials")
+        .when_not_0()
+        .as("kPolynomials", "of 8 exponentials, by the units of products")
+        .open("Of 8 exponentials, so many are polynomials"),
+    field<&Sm90Fp8Forward::shared_scales>("shared_scales")
+        .when_set()
+        .as("kSharedScales", "of keys reach the threads by shared memory")
+        .open("Scales of keys reach the threads by shared memory"),
+    field<&Sm90Fp8Forward::scales_of_all>("scales_of_all")
+        .when_set()
+        .as("kScalesOfAll", "P is relative to the greatest scale of V so far")
+        .open("P is relative to the greatest scale of V so far"),
     field<&SpecHead::bounded>("bounded").when_set().as("kBounded", "all blocks run at once"),
     field<&SpecHead::place_in_memory>("place_in_memory").when_set().as("kPlaceInMemory"),
 };
@@ -77,13 +93,12 @@ constexpr Kernel kKernel{
 constinit const ForwardFamily kSm90Fp8ForwardFamily{
     .family = Family::sm90_fp8,
     .kernel = &kKernel,
-    .enough_blocks = 1,  // keys are not split
+    .enough_blocks = 132,  // as of sm90
     .of_bytes = true,
     .misfit = sm90_fp8_forward_misfit,
     .obstacle = sm90_fp8_forward_obstacle,
     .packs = packs,
-    .decide = [](const Problem& problem, const Fixed& fixed,
-                 Choice&) noexcept { return sm90_fp8_forward_tile_m(problem, fixed); },
+    .decide = sm90_fp8_forward_decide,
     .specs = sm90_fp8_forward_specs,
     .candidates =
         [](const Problem& problem, const Choice& choice) {

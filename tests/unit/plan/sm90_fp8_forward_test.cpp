@@ -9,6 +9,7 @@
 #include "plan/call_plan.hpp"
 #include "plan/catalogue.hpp"
 #include "plan/planner.hpp"
+#include "plan/workspace.hpp"
 
 namespace fa::plan {
 namespace {
@@ -164,7 +165,106 @@ TEST(Sm90Fp8Forward, RefusesFieldsThatDoNotFit) {
   EXPECT_THROW(plan("stages", 9), Error);
   EXPECT_THROW(plan("q_buffers", 3), Error);
   EXPECT_THROW(plan("value_columns", 48), Error);
-  EXPECT_THROW(plan("splits", 2), Error);
+  EXPECT_NO_THROW(plan("splits", 2));
+}
+
+Problem few_rows(std::int64_t s_q, std::int64_t s_kv, int d = 128) {
+  Problem problem = fp8(d);
+  problem.b = 1;
+  problem.h_q = 32;
+  problem.h_kv = 8;
+  problem.s_q = s_q;
+  problem.s_kv = s_kv;
+  return problem;
+}
+
+TEST(Sm90Fp8Forward, FewRowsOverLongKeysHaveSplits) {
+  for (const int d : {16, 64, 96, 128, 192, 256}) {
+    for (const bool precise : {false, true}) {
+      Problem problem = few_rows(1, 32768, d);
+      problem.precise = precise;
+      EXPECT_EQ(choose(problem, {}).splits, 16);
+      const KernelSpec spec = plan_forward(problem, {}).kernel;
+      EXPECT_TRUE(spec.split && spec.pack_gqa);
+      EXPECT_EQ(spec.tile_m, 64) << "other warpgroups would have no rows";
+      EXPECT_FALSE(spec.as<Sm90Fp8Forward>().take_turns);
+      for (const KernelSpec& other : plan_forward(problem, {}).alternatives) EXPECT_EQ(other.tile_m, 64);
+    }
+  }
+  Problem problem = few_rows(128, 32768);
+  EXPECT_EQ(choose(problem, {}).splits, 4);
+  EXPECT_EQ(plan_forward(problem, {}).kernel.tile_m, 192);
+  problem.s_q = 8192;
+  EXPECT_EQ(choose(problem, {}).splits, 1);
+  EXPECT_EQ(choose(few_rows(1, 300), {}).splits, 1);
+  EXPECT_EQ(choose(few_rows(1, 32768), {{"splits", 5}}).splits, 5);
+  EXPECT_EQ(choose(few_rows(1, 32768), {{"splits", 1}}).splits, 1);
+  EXPECT_FALSE(plan_forward(few_rows(1, 32768), {{"splits", 1}}).kernel.split);
+  EXPECT_EQ(plan_forward(few_rows(1, 32768), {{"splits", 1}}).kernel.tile_m, 192);
+  EXPECT_EQ(plan_forward(few_rows(1, 32768), {Family::sm90_fp8, {{"tile_m", 128}}}).kernel.tile_m, 128);
+  Problem odd = few_rows(1, 32768);
+  odd.h_q = 24;
+  EXPECT_TRUE(plan_forward(odd, {}).kernel.pack_gqa);
+  EXPECT_EQ(plan_forward(odd, {}).kernel.tile_m, 192) << "the copy engine brings whole groups";
+  EXPECT_NE(choose(odd, {}).slot(), choose(few_rows(1, 32768), {}).slot());
+}
+
+TEST(Sm90Fp8Forward, OneRequestOverPagesHasSplits) {
+  Problem pages = few_rows(1, 32768);
+  for (const int page_size : {8, 64, static_cast<int>(kContiguous)}) {
+    pages.page_size = page_size;
+    EXPECT_TRUE(choose(pages, {}).splits_request);
+    EXPECT_EQ(choose(pages, {}).splits, 16);
+    EXPECT_TRUE(plan_forward(pages, {}).kernel.split);
+    Problem two = pages;
+    two.b = 2;
+    EXPECT_EQ(choose(two, {}).splits, 1) << "whose lengths the host does not know";
+    EXPECT_FALSE(plan_forward(two, {}).kernel.split);
+    Problem packed = pages;
+    packed.varlen = true;
+    packed.total_q = 1;
+    EXPECT_EQ(choose(packed, {}).splits, 1);
+    EXPECT_FALSE(plan_forward(packed, {Family::sm90_fp8, {{"splits", 2}}}).kernel.split);
+  }
+}
+
+TEST(Sm90Fp8Forward, SplitsAreCombinedIntoWhatOIsOf) {
+  for (const DType o_dtype : {DType::bf16, DType::f16, DType::e4m3}) {
+    Problem problem = few_rows(1, 32768);
+    problem.o_dtype = o_dtype;
+    Variants sink;
+    sink.sink = true;
+    problem.variants = &sink;
+    const ForwardPlan plan = plan_forward(problem, {});
+    EXPECT_EQ(plan.combine.dtype, o_dtype);
+    EXPECT_TRUE(plan.combine.variants.sink);
+    EXPECT_EQ(kernels_of(plan).back().front(), plan.combine);
+    const WorkspaceLayout layout =
+        forward_workspace(problem, choose(problem, {}), forward_needs(problem, plan.kernel, 132, false));
+    EXPECT_GE(layout.bytes(Section::partial_o), 16u * 32 * 128 * 4);
+    EXPECT_TRUE(layout.has(Section::partial_lse));
+  }
+}
+
+TEST(Sm90Fp8Forward, OverridesHaveOtherExponentialsAndBytes) {
+  const auto plan = [](Problem problem, Fixed fixed) { return plan_forward(problem, fixed).kernel; };
+  const KernelSpec usual = plan(fp8(64), {});
+  EXPECT_FALSE(usual.as<Sm90Fp8Forward>().half_bytes);
+  EXPECT_EQ(usual.as<Sm90Fp8Forward>().polynomials, 0);
+  const KernelSpec other = plan(fp8(64), {Family::sm90_fp8, {{"half_bytes", 1}, {"polynomials", 2}}});
+  EXPECT_NE(canonical(other).find("half_bytes=1 polynomials=2"), std::string::npos) << canonical(other);
+  EXPECT_THROW(plan(fp8(64), {Family::sm90_fp8, {{"polynomials", 9}}}), Error);
+  Problem precise = fp8(64);
+  precise.precise = true;
+  EXPECT_THROW(plan(precise, {Family::sm90_fp8, {{"half_bytes", 1}}}), Error);
+  EXPECT_THROW(plan(precise, {Family::sm90_fp8, {{"polynomials", 1}}}), Error);
+  Problem scaled = fp8(64);
+  scaled.value_scales = true;
+  EXPECT_THROW(plan(scaled, {Family::sm90_fp8, {{"half_bytes", 1}}}), Error) << "P has signs";
+  const KernelSpec shared = plan(scaled, {Family::sm90_fp8, {{"shared_scales", 1}, {"scales_of_all", 1}}});
+  EXPECT_EQ(shared_bytes(shared) - shared_bytes(plan(scaled, {})), 4 * 4 * shared.tile_n * shared.tile_m / 64);
+  EXPECT_THROW(plan(fp8(64), {Family::sm90_fp8, {{"shared_scales", 1}}}), Error);
+  EXPECT_THROW(plan(fp8(64), {Family::sm90_fp8, {{"scales_of_all", 1}}}), Error);
 }
 
 TEST(Sm90Fp8Forward, BoxesHave128Columns) {

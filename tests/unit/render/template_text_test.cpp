@@ -112,7 +112,7 @@ std::vector<Asm> asm_statements(const std::string& source) {
 bool may_move(const Asm& statement) {
   static const std::regex separator(R"((?:;|\\n|\{|\})\s*)");
   static const std::regex arithmetic(
-      R"((?:ex2|lg2|rcp|tanh|sqrt|rsqrt|sin|cos|cvt|prmt|mul|fma|setp|selp|mov)\.[\w.]+ [^\[\]]*)");
+      R"((?:ex2|lg2|rcp|tanh|sqrt|rsqrt|sin|cos|cvt|prmt|mul|fma|setp|selp|mov|max)\.[\w.]+ [^\[\]]*)");
   static const std::regex guarded(R"(@!?\w+ ld\.\S+ .*)");
   static const std::regex picked(
       R"(\{\\n\.reg \.b64 picked;\\nslct\.b64\.s32 picked, %1, %2, %3;\\nld\.global\.nc\.\w+ %0, \[picked\];\\n\})");

@@ -67,6 +67,10 @@ FA_DEVICE float min(float a, float b) {
   return a < b || b != b ? a : b;
 }
 
+FA_DEVICE float max_nan(float a, float b) {
+  return a != a ? a : b != b || b > a ? b : a;
+}
+
 FA_DEVICE int max3(int a, int b, int c) {
   const int ab = a > b ? a : b;
   return ab > c ? ab : c;
