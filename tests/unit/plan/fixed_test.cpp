@@ -130,8 +130,10 @@ TEST(Fixed, EveryOpenFieldReachesTheKernel) {
       bytes.dtype = bytes.k_dtype = bytes.v_dtype = DType::e4m3;
       Problem few_bytes = bytes;
       few_bytes.s_q = 1;
+      Problem scaled_bytes = bytes;
+      scaled_bytes.key_scales = scaled_bytes.value_scales = true;
       for (const Problem& problem : {problem_of(64), problem_of(256), problem_of(128, &alibi), paged, few_pages, decode,
-                                     wide, bytes, few_bytes}) {
+                                     wide, bytes, few_bytes, scaled_bytes}) {
         if (family->misfit != nullptr && family->misfit(problem) != nullptr) continue;
         const auto plan = [&](const Fixed& fixed) { return plan_forward(problem, fixed).kernel; };
         reached = reached || reaches_the_spec(field, family->family, plan);
