@@ -653,6 +653,20 @@ void store_shared(std::uint32_t address, const void* value, std::uint32_t bytes,
   std::memcpy(Machine::shared(lane).at(address), value, bytes);
 }
 
+std::uint32_t add_shared(std::uint32_t address, std::uint32_t value, const char* name, const Site& site) {
+  Lane& lane = Machine::current();
+  Machine& machine = Machine::of(lane);
+  check_shared_alignment(lane, address, sizeof value, name, site);
+  if (const Conflict conflict = Machine::shared(lane).add(address, machine.observer(lane), machine.stamp(lane))) {
+    machine.raise(conflict, lane, name, address, site);
+  }
+  std::uint32_t before = 0;
+  std::memcpy(&before, Machine::shared(lane).at(address), sizeof before);
+  const std::uint32_t after = before + value;
+  std::memcpy(Machine::shared(lane).at(address), &after, sizeof after);
+  return before;
+}
+
 void cp_async(std::uint32_t shared, const void* global, std::uint32_t bytes, bool valid, const Site& site) {
   const char* const name = bytes == 16 ? "cp.async.cg.16" : "cp.async.ca.4";
   Lane& lane = Machine::current();

@@ -60,6 +60,7 @@ void red_add_f32(float* address, const float* values, int count, const char* nam
 void load_shared_cluster(std::uint32_t cluster_address, void* value, std::uint32_t bytes, const char* name,
                          const Site& site);
 void load_shared(std::uint32_t address, void* value, std::uint32_t bytes, const char* name, const Site& site);
+std::uint32_t add_shared(std::uint32_t address, std::uint32_t value, const char* name, const Site& site);
 void store_shared(std::uint32_t address, const void* value, std::uint32_t bytes, const char* name, const Site& site);
 
 void cp_async_16(std::uint32_t shared, const void* global, bool valid, const Site& site);

@@ -133,6 +133,50 @@ TEST(SharedMemoryRules, TwoWritersAreARace) {
   EXPECT_EQ(fault_of([] { store(0, 7); }).kind, FaultKind::shared_race);
 }
 
+std::uint32_t add(std::uint32_t offset, std::uint32_t value, const Site& site = Site::current()) {
+  return add_shared(kShared + offset, value, "atom.shared.add.u32", site);
+}
+
+TEST(SharedMemoryRules, AtomicsOfAllThreadsAddUp) {
+  EXPECT_NO_THROW(run([] {
+    if (thread_index() == 0) store(0, 5);
+    bar_sync(Site::current());
+    EXPECT_LE(add(0, 2), 5u + 2 * 63);
+    bar_sync(Site::current());
+    EXPECT_EQ(load(0), 5u + 2 * 64);
+    bar_sync(Site::current());
+    if (thread_index() == 40) store(0, 0);
+  }));
+}
+
+TEST(SharedMemoryRules, AtomicsAreNoBarrier) {
+  const auto kind_of = [](const std::function<void()>& body) { return fault_of(body).kind; };
+  EXPECT_EQ(kind_of([] { add(0, 1); }), FaultKind::shared_uninitialised);
+  const auto behind_zero = [&](const std::function<void()>& body) {
+    return kind_of([&] {
+      if (thread_index() == 0) store(0, 0);
+      bar_sync(Site::current());
+      body();
+    });
+  };
+  EXPECT_EQ(behind_zero([] {
+              add(0, 1);
+              load(0);
+            }),
+            FaultKind::shared_race);
+  EXPECT_EQ(behind_zero([] {
+              load(0);
+              bar_warp_sync(Site::current());
+              add(0, 1);
+            }),
+            FaultKind::shared_race);
+  EXPECT_EQ(behind_zero([] {
+              add(0, 1);
+              if (thread_index() == 63) store(0, 1);
+            }),
+            FaultKind::shared_race);
+}
+
 TEST(SharedMemoryRules, ReadersOfManyWarpsAreRemembered) {
   const Fault fault = fault_of([] {
     if (thread_index() == 0) store(0, 1);

@@ -5,6 +5,14 @@
 #include <cstring>
 
 namespace emulator {
+namespace {
+
+/// Of a write that somebody does not know of.
+Conflict::Kind unless_in_flight(const Stamp& write, Conflict::Kind kind) {
+  return write.kind == Stamp::thread || write.kind == Stamp::atomic ? kind : Conflict::in_flight;
+}
+
+}  // namespace
 
 bool Observer::knows_thread(int other, std::uint32_t tick) const {
   if (tick < floor || other == thread) return true;
@@ -20,6 +28,8 @@ bool Observer::knows(const Stamp& write) const {
       return knows_thread(write.who, write.tick);
     case Stamp::landed:
       return known != nullptr && known->at(first_barrier + write.who) >= write.tick;
+    case Stamp::atomic:
+      return write.tick < floor;
     case Stamp::copying:
     case Stamp::tensor_copy:
       break;
@@ -72,7 +82,7 @@ Conflict SharedMemory::check_read(const Cell& cell, const Observer& observer) {
   const Stamp& write = cell.write;
   if (write.kind == Stamp::nobody) return {Conflict::uninitialised, {}, {}};
   if (!observer.knows(write)) {
-    return {write.kind == Stamp::thread ? Conflict::write_then_read : Conflict::in_flight, write, {}};
+    return {unless_in_flight(write, Conflict::write_then_read), write, {}};
   }
   if (observer.lacks_fence(write)) return {Conflict::unfenced, write, {}};
   return {};
@@ -81,9 +91,13 @@ Conflict SharedMemory::check_read(const Cell& cell, const Observer& observer) {
 Conflict SharedMemory::check_write(const Cell& cell, const Observer& observer) const {
   const Stamp& write = cell.write;
   if (!observer.knows(write)) {
-    return {write.kind == Stamp::thread ? Conflict::write_then_write : Conflict::in_flight, write, {}};
+    return {unless_in_flight(write, Conflict::write_then_write), write, {}};
   }
   if (observer.lacks_fence(write)) return {Conflict::unfenced, write, {}};
+  return check_readers(cell, observer);
+}
+
+Conflict SharedMemory::check_readers(const Cell& cell, const Observer& observer) const {
   if (cell.read.empty()) return {};
   if (!observer.knows(cell.read)) return {Conflict::read_then_write, {}, cell.read};
   if (cell.others == 0) return {};
@@ -225,6 +239,24 @@ Conflict SharedMemory::write(std::uint32_t address, std::uint32_t bytes, const O
   if (bytes == kPiece) {
     forget_readers(piece.cell);
     piece = {{writer, {}, 0}, 0, false};
+  }
+  return {};
+}
+
+Conflict SharedMemory::add(std::uint32_t address, const Observer& observer, Stamp writer) {
+  constexpr std::uint32_t kBytes = 4;
+  if (!inside(address, kBytes)) return {Conflict::out_of_bounds, {}, {}};
+  const std::uint32_t offset = address - base_;
+  if (!barriers_.empty() && holds_barrier(offset, kBytes)) return {Conflict::barrier_object, {}, {}};
+  writer.kind = Stamp::atomic;
+  Cell* cells = split(offset / kPiece) + offset % kPiece;
+  for (std::uint32_t i = 0; i < kBytes; ++i) {
+    if (cells[i].write.kind == Stamp::nobody) return {Conflict::uninitialised, {}, {}};
+    const bool among = cells[i].write.kind == Stamp::atomic;
+    const Conflict conflict = among ? check_readers(cells[i], observer) : check_write(cells[i], observer);
+    if (conflict) return conflict;
+    forget_readers(cells[i]);
+    cells[i].write = writer;
   }
   return {};
 }

@@ -17,6 +17,7 @@ struct Stamp {
     copying,      ///< destination of a cp.async of thread `who` that it has not waited for
     tensor_copy,  ///< destination of a copy of the copy engine, issued by thread `who`, that is in flight
     landed,       ///< such a copy has landed and counts for phase `tick` - 1 of barrier number `who`
+    atomic,       ///< some have added to it, `who` as the last one
   };
 
   std::uint32_t tick = 0;
@@ -121,6 +122,10 @@ class SharedMemory {
   Conflict read(std::uint32_t address, std::uint32_t bytes, const Observer& observer, const Reader& reader);
   Conflict write(std::uint32_t address, std::uint32_t bytes, const Observer& observer, const Stamp& writer);
 
+  /// Checks and notes an addition to 4 bytes. Atomics need not know of each other, and everybody else knows of them
+  /// behind the next barrier of the block.
+  Conflict add(std::uint32_t address, const Observer& observer, Stamp writer);
+
   /// Checks a read of the aligned 16 bytes at `address` that somebody else has noted. `last` is the last writer that
   /// was in order, to be passed from call to call.
   Conflict check(std::uint32_t address, const Observer& observer, Stamp& last);
@@ -152,6 +157,7 @@ class SharedMemory {
 
   static Conflict check_read(const Cell& cell, const Observer& observer);
   Conflict check_write(const Cell& cell, const Observer& observer) const;
+  Conflict check_readers(const Cell& cell, const Observer& observer) const;
   void note_read(Cell& cell, const Observer& observer, const Reader& reader);
   bool alone(const Cell& cell, const Observer& observer) const;
   void forget_readers(Cell& cell);
