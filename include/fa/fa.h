@@ -314,6 +314,9 @@ typedef struct fa_config {
   int32_t max_logit_by_head; /* nonzero: one number for each query head, as QK-clip needs */
   int32_t entropy;           /* nonzero: of each row of P */
   int32_t column_sums;       /* enum fa_column_sums */
+  int32_t top_keys; /* how many keys of the greatest column sums a head tells, up to 1024; 0: none. Of the heads
+                       of column_sums, else of query heads */
+  int32_t reserved; /* 0 */
 } fa_config;
 
 /* Flags of a tensor. */
@@ -528,6 +531,10 @@ typedef struct fa_forward_outputs {
   const fa_tensor* entropy;     /* [b, h_q, s_q] or [h_q, total_q], in nats; 0 without keys */
   const fa_tensor* column_sums; /* [b, h_q, s_kv], or [b, h_kv, s_kv] of KV heads; of packed batches [h, total_kv] */
   const fa_probability_dump* dump; /* NULL: none */
+  /* FA_I32 [b, h, top_keys], of packed batches too. The greatest sum comes first, of equal ones the smaller index. NaNs
+   * are greater than any number, and equal. -1 stands behind the last key, and everywhere without rows. column_sums may
+   * be NULL then. */
+  const fa_tensor* top_keys;
 } fa_forward_outputs;
 
 /* What fa_forward was given and what it computed, and the gradient of a loss with respect to that. All are of the

@@ -22,6 +22,9 @@ enum class ColumnSums : std::uint8_t {
   kv_heads,     ///< summed over the query heads of a KV head, too
 };
 
+/// The most keys that are told of a row. A thread block has that many in shared memory while it sorts them.
+inline constexpr int kMaxTopKeys = 1024;
+
 /// What is computed. Each costs nothing unless it is asked for. P is that before dropout, and with a sink: its rows sum
 /// to less than 1 then.
 struct Statistics {
@@ -29,18 +32,30 @@ struct Statistics {
   bool max_logit_by_head = false;  ///< one number for each query head, over batch entries and rows, as QK-clip needs
   bool entropy = false;            ///< of each row of P: the sum of -P log P over its keys, in nats
   ColumnSums column_sums = ColumnSums::none;
+  /// The keys with the greatest column sums, so many of each head: of those that column_sums says, else of query heads.
+  int top_keys = 0;  ///< up to kMaxTopKeys, and any number of keys that there are; 0: none
 
-  bool any() const noexcept { return max_logit != MaxLogit::none || entropy || column_sums != ColumnSums::none; }
+  /// Of which heads P is summed.
+  ColumnSums summed_heads() const noexcept {
+    return top_keys != 0 && column_sums == ColumnSums::none ? ColumnSums::query_heads : column_sums;
+  }
+  bool any() const noexcept { return max_logit != MaxLogit::none || entropy || summed_heads() != ColumnSums::none; }
   friend bool operator==(const Statistics&, const Statistics&) = default;
 };
 
-/// Where it goes: f32 (f64 for f64), row-major without gaps. What is asked for is given, and nothing else.
+/// Where it goes: f32 (f64 for f64) but for top_keys, row-major without gaps. What is asked for is given, and nothing
+/// else.
 struct StatisticsOutputs {
   /// [b, h_q, s_q], or [h_q] with max_logit_by_head; of packed batches [h_q, total_q], or [h_q]. -inf without keys.
   TensorView max_logit = {};
   TensorView entropy = {};  ///< [b, h_q, s_q], or [h_q, total_q]; 0 of a row without keys
-  /// [b, h_q, s_kv], or [b, h_kv, s_kv] of KV heads; of packed batches [h, total_kv].
+  /// [b, h_q, s_kv], or [b, h_kv, s_kv] of KV heads; of packed batches [h, total_kv]. With top_keys it may be left
+  /// out: the sums are in the workspace then.
   TensorView column_sums = {};
+  /// i32 [b, h, top_keys], also of packed batches, whose keys count from 0 in each sequence. The greatest sum comes
+  /// first, of equal ones the smaller index. NaNs are greater than any number, and equal. -1 behind the last key, and
+  /// everywhere without rows.
+  TensorView top_keys = {};
 };
 
 }  // namespace fa

@@ -111,6 +111,8 @@ void Attention::Impl::forward(const ForwardInputs& inputs, const ForwardOutputs&
   if (call.empty) {
     const TensorView& sums = statistics.outputs.column_sums;
     if (sums.defined() && sums.elements() != 0) fill(sums, sums.elements(), 0, stream);
+    const TensorView& keys = statistics.outputs.top_keys;
+    if (keys.defined() && keys.elements() != 0) fill(keys, keys.elements(), std::bit_cast<float>(-1), stream);
     return;
   }
   const plan::ForwardTensors tensors{call.q,       call.k,

@@ -249,7 +249,8 @@ ForwardOutputs to_outputs(const fa_forward_outputs* source) {
   const fa_forward_outputs in = read_struct(source, "outputs");
   return {to_view(in.o, "o"),
           to_view(in.lse, "lse"),
-          {to_view(in.max_logit, "max_logit"), to_view(in.entropy, "entropy"), to_view(in.column_sums, "column_sums")},
+          {to_view(in.max_logit, "max_logit"), to_view(in.entropy, "entropy"), to_view(in.column_sums, "column_sums"),
+           to_view(in.top_keys, "top_keys")},
           to_dump(in.dump)};
 }
 

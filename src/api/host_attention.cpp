@@ -81,8 +81,10 @@ class HostStatistics {
   HostStatistics(const AttentionConfig& config, const ForwardCall& call, reference::ForwardArgs& args)
       : heads_(call.statistics.max_logit_heads()) {
     const CheckedStatistics& wanted = call.statistics;
-    args.statistics = {wanted.max_logit_rows, config.statistics.max_logit == MaxLogit::scaled, wanted.entropy_rows,
-                       wanted.column_sums, config.statistics.column_sums == ColumnSums::kv_heads};
+    args.statistics = {
+        wanted.max_logit_rows, config.statistics.max_logit == MaxLogit::scaled,          wanted.entropy_rows,
+        wanted.column_sums,    config.statistics.summed_heads() == ColumnSums::kv_heads, wanted.top_keys};
+    if (wanted.top_keys.defined() && !wanted.column_sums.defined()) make_sums(config, call, args);
     if (!heads_.defined()) return;
     const std::int64_t b = call.q.shape[0], h = call.q.shape[1], s = call.q.shape[2];
     rows_.assign(static_cast<std::size_t>(b * h * s), -std::numeric_limits<double>::infinity());
@@ -105,8 +107,17 @@ class HostStatistics {
   }
 
  private:
+  /// Rounded as a tensor of the caller would be.
+  void make_sums(const AttentionConfig& config, const ForwardCall& call, reference::ForwardArgs& args) {
+    const std::int64_t h = call.statistics.top_keys.shape[1];
+    sums_.resize(static_cast<std::size_t>(call.k.shape[0] * h * call.k.shape[2]));
+    const DType dtype = config.dtype == DType::f64 ? DType::f64 : DType::f32;
+    args.statistics.column_sums = TensorView(sums_.data(), dtype, {call.k.shape[0], h, call.k.shape[2]});
+  }
+
   TensorView heads_;
   std::vector<double> rows_;  // [b, h_q, s_q]
+  std::vector<double> sums_;  // f32 or f64, [b, h, s_kv]
   std::int64_t b_ = 0;
   std::int64_t s_ = 0;
 };

@@ -51,6 +51,7 @@ void add_statistics(const Statistics& wanted, std::string* command) {
   if (wanted.column_sums != ColumnSums::none) {
     *command += wanted.column_sums == ColumnSums::kv_heads ? " --column-sums kv_heads" : " --column-sums query_heads";
   }
+  if (wanted.top_keys != 0) *command += fmt::format(" --top-keys {}", wanted.top_keys);
 }
 
 }  // namespace

@@ -45,6 +45,28 @@ bool is_wanted(const char* name, const TensorView& given, bool wanted) {
   return wanted;
 }
 
+/// [b, h, k]; of q without an axis of heads [b, k] too.
+TensorView checked_top_keys(const AttentionConfig& config, const TensorView& given, std::int64_t b, std::int64_t h,
+                            bool rank3) {
+  constexpr const char* kName = "top_keys";
+  check_memory(kName, given);
+  if (given.dtype != DType::i32) throw_invalid(kName, to_string(given.dtype), "dtype i32");
+  const bool without_heads = rank3 && !config.varlen && given.rank == 2;
+  TensorView full = given;
+  if (without_heads) {
+    full.rank = 3;
+    full.shape = {given.shape[0], 1, given.shape[1], 0};
+    full.strides = {given.strides[0], given.shape[1], given.strides[1], 0};
+  }
+  const std::array<std::int64_t, 4> shape{b, h, config.statistics.top_keys, 0};
+  if (full.rank != 3 || full.shape != shape) {
+    throw_invalid(kName, fmt::format("shape {}", shape_text(given)),
+                  fmt::format("[b, h, top_keys] = [{}, {}, {}]", shape[0], shape[1], shape[2]));
+  }
+  check_row_major(kName, given);
+  return full;
+}
+
 /// Overrides that would share a row among thread blocks or warps, each with keys of its own.
 void check_statistics_override(const AttentionConfig& config) {
   const plan::Fixed fixed = plan::read_override(config.kernel, plan::Op::forward, "kernel");
@@ -70,6 +92,9 @@ void validate_statistics(const AttentionConfig& config) {
   if (wanted.max_logit_by_head && wanted.max_logit == MaxLogit::none) {
     throw_invalid("statistics.max_logit_by_head", "true", "false without max_logit");
   }
+  if (wanted.top_keys < 0 || wanted.top_keys > kMaxTopKeys) {
+    throw_invalid("statistics.top_keys", wanted.top_keys, fmt::format("0 to {}", kMaxTopKeys));
+  }
   if (!wanted.any()) return;
   const auto refuse = [](const char* name, bool given) {
     if (given) throw_invalid(name, "given", "none with statistics");
@@ -78,15 +103,15 @@ void validate_statistics(const AttentionConfig& config) {
   refuse("invariance", config.invariance != Invariance::none);
   if (is_fp8(config.dtype)) throw_invalid("dtype", to_string(config.dtype), "f16, bf16, f32 or f64 with statistics");
   if (wanted.max_logit != MaxLogit::none || wanted.entropy) check_statistics_override(config);
-  if (wanted.column_sums == ColumnSums::none) return;
-  if (config.page_size != 0) throw_invalid("page_size", config.page_size, "0 with column_sums");
+  if (wanted.summed_heads() == ColumnSums::none) return;
+  if (config.page_size != 0) throw_invalid("page_size", config.page_size, "0 with column_sums or top_keys");
   for (const auto& [name, dtype] : {std::pair{"k_dtype", config.k_dtype}, std::pair{"v_dtype", config.v_dtype}}) {
-    if (dtype) throw_invalid(name, to_string(*dtype), "none with column_sums");
+    if (dtype) throw_invalid(name, to_string(*dtype), "none with column_sums or top_keys");
   }
 }
 
 CheckedStatistics check_statistics(const AttentionConfig& config, const ForwardOutputs& outputs,
-                                   const AttentionShape& shape, bool rank3) {
+                                   const AttentionShape& shape, std::int64_t b, bool rank3) {
   const Statistics& wanted = config.statistics;
   CheckedStatistics checked;
   checked.outputs = outputs.statistics;
@@ -105,20 +130,27 @@ CheckedStatistics check_statistics(const AttentionConfig& config, const ForwardO
     check_row_major("entropy", outputs.statistics.entropy);
   }
   const TensorView& sums = outputs.statistics.column_sums;
-  if (is_wanted("column_sums", sums, wanted.column_sums != ColumnSums::none)) {
-    AttentionShape keys = shape;
-    if (wanted.column_sums == ColumnSums::kv_heads) keys.h_q = shape.h_kv;
-    keys.s_q = shape.s_kv;
+  AttentionShape keys = shape;
+  if (wanted.column_sums == ColumnSums::kv_heads) keys.h_q = shape.h_kv;
+  keys.s_q = shape.s_kv;
+  const bool may_be_left_out = wanted.top_keys != 0 && !sums.defined();
+  if (!may_be_left_out && is_wanted("column_sums", sums, wanted.column_sums != ColumnSums::none)) {
     checked.column_sums = checked_statistic("column_sums", config, sums, keys, rank3, "[b, h, s_kv]");
     check_row_major("column_sums", sums);
-    if (!outputs.lse.defined()) throw_invalid("lse", "nothing", "a tensor with column_sums, which are made by it");
+  }
+  if (is_wanted("top_keys", outputs.statistics.top_keys, wanted.top_keys != 0)) {
+    checked.top_keys = checked_top_keys(config, outputs.statistics.top_keys, b, keys.h_q, rank3);
+  }
+  if (wanted.summed_heads() != ColumnSums::none && !outputs.lse.defined()) {
+    throw_invalid("lse", "nothing", "a tensor with column_sums or top_keys, which are made by it");
   }
   return checked;
 }
 
 void check_without_statistics(const StatisticsOutputs& outputs, const char* accepted) {
-  for (const auto& [name, view] : {std::pair{"max_logit", &outputs.max_logit}, std::pair{"entropy", &outputs.entropy},
-                                   std::pair{"column_sums", &outputs.column_sums}}) {
+  for (const auto& [name, view] :
+       {std::pair{"max_logit", &outputs.max_logit}, std::pair{"entropy", &outputs.entropy},
+        std::pair{"column_sums", &outputs.column_sums}, std::pair{"top_keys", &outputs.top_keys}}) {
     if (view->defined()) throw_invalid(name, "given", accepted);
   }
 }

@@ -14,6 +14,7 @@ struct CheckedStatistics {
   TensorView max_logit_rows;
   TensorView entropy_rows;
   TensorView column_sums;
+  TensorView top_keys;     ///< [b, h, k], of packed batches too
   std::int64_t heads = 0;  ///< of max_logit, where it is of heads
 
   /// [h_q], of heads.
@@ -23,10 +24,10 @@ struct CheckedStatistics {
 /// Throws fa::Error for statistics that a configuration cannot have.
 void validate_statistics(const AttentionConfig& config);
 
-/// `shape`: the axes of q and k, of a packed batch those of one entry. `rank3`: q has no axis of heads. Throws
-/// fa::Error(invalid_argument).
+/// `shape`: the axes of q and k, of a packed batch those of one entry, and `b` its sequences. `rank3`: q has no axis of
+/// heads. Throws fa::Error(invalid_argument).
 CheckedStatistics check_statistics(const AttentionConfig& config, const ForwardOutputs& outputs,
-                                   const AttentionShape& shape, bool rank3);
+                                   const AttentionShape& shape, std::int64_t b, bool rank3);
 
 /// Throws fa::Error(invalid_argument) for statistics that are given to what computes none.
 void check_without_statistics(const StatisticsOutputs& outputs, const char* accepted);

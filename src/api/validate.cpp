@@ -458,7 +458,8 @@ ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& in
     throw_invalid("row_bias", "given", "none without a dtype of i8");
   }
   shape.aligned = rows_aligned(call.q) && rows_aligned(call.k) && rows_aligned(call.v) && rows_aligned(call.o);
-  call.statistics = check_statistics(config, outputs, shape, inputs.q.rank == 3);
+  call.statistics =
+      check_statistics(config, outputs, shape, config.varlen ? inputs.sequences.b : shape.b, inputs.q.rank == 3);
   set_paged(config, call.cache, call.k.shape[0], call.sequences, shape);
   set_packed(config, call.sequences, shape);
   if (paged) check_sizes(shape);
@@ -535,6 +536,7 @@ void check_disjoint(const ForwardInputs& inputs, const ForwardOutputs& outputs) 
   tensors.add_written("max_logit", outputs.statistics.max_logit);
   tensors.add_written("entropy", outputs.statistics.entropy);
   tensors.add_written("column_sums", outputs.statistics.column_sums);
+  tensors.add_written("top_keys", outputs.statistics.top_keys);
   tensors.add_written("dump.p", outputs.dump.p);
   tensors.check_disjoint();
 }

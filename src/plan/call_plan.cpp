@@ -88,8 +88,9 @@ KernelSet companions(const Problem& problem, const KernelSet& kernels) {
   const KernelSpec& dq = kernels[Role::dq];
   if (attention.scheduled()) result[Role::schedule] = schedule_spec(attention);
   if (attention.affine_reach()) result[Role::norms] = row_norms_spec(attention);
-  if (attention.op() == Op::forward && problem.statistics.column_sums != ColumnSums::none) {
+  if (attention.op() == Op::forward && problem.statistics.summed_heads() != ColumnSums::none) {
     result[Role::column_sums] = column_sums_spec(problem);
+    if (problem.statistics.top_keys != 0) result[Role::top_keys] = top_keys_spec(problem);
   }
   if (!needs_tile_lists(problem)) return result;
   result[Role::tile_lists] = mask_tiles_spec(attention);
@@ -134,7 +135,9 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
   check_bound(problem, attention, grid.grid, facts.multiprocessors);
   const bool given = facts.schedule != nullptr;
   remake(call.workspace, [&] {
-    return forward_workspace(problem, choice, forward_needs(problem, attention, facts.multiprocessors, given));
+    ForwardNeeds needs = forward_needs(problem, attention, facts.multiprocessors, given);
+    if (tensors.statistics.column_sums.defined()) needs.sums = 0;
+    return forward_workspace(problem, choice, needs);
   });
   if (attention.scheduled()) {
     params.paged.schedule = facts.schedule;
@@ -173,14 +176,26 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
     const std::int64_t warps = rows * kernel::combine_warps(combine.d_v, combine.accumulate);
     call.add(Role::combine, ceil_div(warps, combine.warps), &params, may_start_early(combine));
   }
-  if (problem.statistics.column_sums != ColumnSums::none) {
-    const KernelSpec& sums = kernels[Role::column_sums];
-    const std::int64_t blocks = column_sums_params(
-        problem, sums, params, static_cast<float*>(tensors.statistics.column_sums.data), call.forward_params.sums);
-    check_bound(problem, sums, blocks, facts.multiprocessors);
-    call.add(Role::column_sums, blocks, &call.forward_params.sums);
+  if (problem.statistics.summed_heads() != ColumnSums::none) {
+    call.add_sums(problem, kernels, tensors.statistics, facts.multiprocessors);
   }
   call.put_places(problem, kernels);
+}
+
+void CallPlan::add_sums(const Problem& problem, const KernelSet& kernels, const StatisticsOutputs& to,
+                        int multiprocessors) {
+  const kernel::ForwardVariantParams& params = forward_params.attention.base;
+  auto* const sums = static_cast<float*>(to.column_sums.data);
+  const auto add_pass = [&](Role role, std::int64_t blocks, void* with) {
+    check_bound(problem, kernels[role], blocks, multiprocessors);
+    add(role, blocks, with);
+  };
+  add_pass(Role::column_sums,
+           column_sums_params(problem, kernels[Role::column_sums], params, sums, forward_params.sums),
+           &forward_params.sums);
+  if (problem.statistics.top_keys == 0) return;
+  kernel::TopKeysParams& top_keys = forward_params.top_keys;
+  add_pass(Role::top_keys, top_keys_params(problem, params.sequences, sums, to.top_keys, top_keys), &top_keys);
 }
 
 void plan_call(const Problem& problem, const BackwardChoice& choice, const KernelSet& kernels,
@@ -261,6 +276,10 @@ void CallPlan::bind_forward(const SectionAddresses& at) noexcept {
   if (step(Role::norms) != nullptr) {
     params.variant.norms =
         reinterpret_cast<std::uint32_t*>(at_section<std::byte>(at, Section::counters) + kCounterBytes);
+  }
+  if (workspace.has(Section::column_sums)) {
+    forward_params.sums.column_sums = at_section<float>(at, Section::column_sums);
+    forward_params.top_keys.sums = forward_params.sums.column_sums;
   }
   if (workspace.has(Section::tile_lists)) {
     bind_lists(at_section<std::byte>(at, Section::tile_lists), classes_, params.variant, forward_params.lists);

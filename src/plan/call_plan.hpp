@@ -9,6 +9,7 @@
 #include <common/append_params.cuh>
 #include <common/merge_states_params.cuh>
 #include <common/place_params.cuh>
+#include <common/top_keys_params.cuh>
 #include <fa/append.hpp>
 #include <sm90/sm90_backward_params.cuh>
 #include <sm90/sm90_forward_params.cuh>
@@ -40,6 +41,7 @@ enum class Role : std::uint8_t {
   attention,      ///< O and LSE; of backward: dK, dV and what dQ is made of
   combine,        ///< forward: of split keys
   column_sums,    ///< forward: of P, by the log-sum-exp
+  top_keys,       ///< forward: by these sums
   reduce,         ///< backward: of split queries
   dq_tile_lists,  ///< what the pass for dQ reads
   dq,             ///< backward: dQ in a pass of its own
@@ -48,10 +50,10 @@ enum class Role : std::uint8_t {
   append,         ///< new keys and values into a cache: a call of its own
   merge,          ///< partial results into one: likewise
 };
-inline constexpr std::array kAllRoles{Role::statistics,    Role::tile_lists, Role::schedule,    Role::norms,
-                                      Role::attention,     Role::combine,    Role::column_sums, Role::reduce,
-                                      Role::dq_tile_lists, Role::dq,         Role::convert,     Role::sink,
-                                      Role::append,        Role::merge};
+inline constexpr std::array kAllRoles{Role::statistics, Role::tile_lists,    Role::schedule,    Role::norms,
+                                      Role::attention,  Role::combine,       Role::column_sums, Role::top_keys,
+                                      Role::reduce,     Role::dq_tile_lists, Role::dq,          Role::convert,
+                                      Role::sink,       Role::append,        Role::merge};
 inline constexpr std::size_t kRoles = kAllRoles.size();
 
 /// One thing for each role.
@@ -105,7 +107,8 @@ class CallPlan {
   struct ForwardParams {
     kernel::Sm90Int8Params attention;  ///< scales are of 8-bit floats alone, row biases of i8
     kernel::MaskTilesParams lists;
-    kernel::ForwardVariantParams sums;   ///< of the pass for column sums
+    kernel::ForwardVariantParams sums;  ///< of the pass for column sums
+    kernel::TopKeysParams top_keys;
     kernel::ForwardStoredParams stored;  ///< in the place of the first, where K or V is stored in 8 bits
     Sm90ForwardMaps maps;
   };
@@ -168,6 +171,7 @@ class CallPlan {
   friend void plan_call(const MergeProblem&, const KernelSpec&, const MergeTensors&, CallPlan&);
 
   void add(Role role, std::int64_t grid, void* params, bool early = false);
+  void add_sums(const Problem& problem, const KernelSet& kernels, const StatisticsOutputs& to, int multiprocessors);
   void bind_forward(const SectionAddresses& at) noexcept;
   void bind_backward(const SectionAddresses& at) noexcept;
   /// Gives the steps whose kernels read it where the call stands.

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 
+#include <common/top_keys_params.cuh>
 #include <common/variant_params.cuh>
+#include <fa/tensor.hpp>
 
 #include "plan/kernel_spec.hpp"
 #include "plan/problem.hpp"
@@ -17,6 +19,16 @@ KernelSpec column_sums_spec(const Problem& problem);
 std::int64_t column_sums_params(const Problem& problem, const KernelSpec& spec,
                                 const kernel::ForwardVariantParams& forward, float* sums,
                                 kernel::ForwardVariantParams& params) noexcept;
+
+/// The heads that sums are of.
+std::int64_t summed_heads(const Problem& problem) noexcept;
+
+/// The kernel that finds the greatest sums of each row.
+KernelSpec top_keys_spec(const Problem& problem) noexcept;
+
+/// Fills in what it is launched with, and its thread blocks. `sequences`: those of the forward.
+std::int64_t top_keys_params(const Problem& problem, const kernel::SequenceParams& sequences, const float* sums,
+                             const TensorView& keys, kernel::TopKeysParams& params) noexcept;
 
 }  // namespace fa::plan
 

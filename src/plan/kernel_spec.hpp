@@ -61,6 +61,7 @@ enum class Op : std::uint8_t {
   append,               ///< new keys and values into a cache
   merge,                ///< partial results over different keys
   column_sums,          ///< of P, behind a forward
+  top_keys,             ///< by the sums, behind these
   scan_results,         ///< for NaNs and infinities, behind a debug call
   probabilities,        ///< P of one query head, behind a debug forward
   quantize,             ///< rows as codes of 8 bits, and what is subtracted from them before
@@ -107,10 +108,11 @@ struct Kernel;
 /// number of multiprocessors.
 struct KernelSpec : SpecHead {
   /// Which kernel it is, and what only that one has.
-  using Own = std::variant<Sm80Forward, Sm90Forward, ForwardCombine, Sm80Backward, Sm80BackwardDq, Sm90Backward,
-                           Sm90BackwardPair, BackwardPreprocess, BackwardConvert, BackwardReduce, BackwardSink,
-                           ClearPadding, RowNorms, Schedule, MaskRows, MaskKeys, Append, MergeStates, AppendStored,
-                           Sm90WideForward, Sm90Fp8Forward, ColumnSumsPass, ScanResults, Probabilities, Quantize>;
+  using Own =
+      std::variant<Sm80Forward, Sm90Forward, ForwardCombine, Sm80Backward, Sm80BackwardDq, Sm90Backward,
+                   Sm90BackwardPair, BackwardPreprocess, BackwardConvert, BackwardReduce, BackwardSink, ClearPadding,
+                   RowNorms, Schedule, MaskRows, MaskKeys, Append, MergeStates, AppendStored, Sm90WideForward,
+                   Sm90Fp8Forward, ColumnSumsPass, ScanResults, Probabilities, Quantize, TopKeys>;
   Own own;
 
   template <class Which>

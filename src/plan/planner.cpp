@@ -240,7 +240,8 @@ ForwardPlan plan_forward(const Problem& problem, const Fixed& fixed) {
   plan.combine.accumulate = problem.accumulate;
   if (problem.variants != nullptr) plan.combine.variants.sink = problem.variants->sink;
   plan.norms = row_norms_spec(plan.kernel);
-  if (problem.statistics.column_sums != ColumnSums::none) plan.sums = column_sums_spec(problem);
+  if (problem.statistics.summed_heads() != ColumnSums::none) plan.sums = column_sums_spec(problem);
+  if (problem.statistics.top_keys != 0) plan.top_keys = top_keys_spec(problem);
   return plan;
 }
 
@@ -258,6 +259,7 @@ std::vector<Alternatives> kernels_of(const ForwardPlan& plan) {
   if (plan.kernel.leaves_splits()) kernels.push_back({plan.combine});
   if (reaches) kernels.push_back({plan.norms});
   if (plan.sums.warps != 0) kernels.push_back({plan.sums});
+  if (plan.top_keys.warps != 0) kernels.push_back({plan.top_keys});
   kernels.insert(kernels.end(), schedules.begin(), schedules.end());
   return kernels;
 }

@@ -74,9 +74,10 @@ struct ForwardPlan {
   KernelSpec kernel;  ///< the first choice
   /// What to take, in this order, if ptxas spills the first choice's registers: that depends on the compiler's version.
   std::vector<KernelSpec> alternatives;
-  KernelSpec combine;  ///< meaningful when kernel.split
-  KernelSpec norms;    ///< meaningful when the kernel that is taken has affine_reach
-  KernelSpec sums;     ///< of columns of P; without warps where they are not wanted
+  KernelSpec combine;   ///< meaningful when kernel.split
+  KernelSpec norms;     ///< meaningful when the kernel that is taken has affine_reach
+  KernelSpec sums;      ///< of columns of P; without warps where they are not wanted
+  KernelSpec top_keys;  ///< by these sums; likewise
 };
 
 /// What a call follows of `fixed`: all of it, but for calls that the sm80 family serves although the configuration's

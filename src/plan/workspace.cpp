@@ -7,6 +7,7 @@
 #include <common/forward_params.cuh>
 
 #include "plan/catalogue.hpp"
+#include "plan/column_sums.hpp"
 #include "plan/forward_launch.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/rounding.hpp"
@@ -28,6 +29,12 @@ std::size_t counter_bytes(const Problem& problem, const Choice& choice) noexcept
   return kCounterBytes + bytes_of(heads);
 }
 
+/// Of column sums that only the search for top keys reads.
+std::int64_t sums_of(const Problem& problem) noexcept {
+  if (problem.statistics.top_keys == 0) return 0;
+  return summed_heads(problem) * (problem.varlen ? problem.total_kv : problem.b * problem.s_kv);
+}
+
 /// Whether a call has no output element.
 bool is_empty(const Problem& problem) {
   return problem.b == 0 || problem.h_q == 0 || (problem.varlen ? problem.total_q : problem.s_q) == 0;
@@ -36,8 +43,9 @@ bool is_empty(const Problem& problem) {
 }  // namespace
 
 const char* name_of(Section section) noexcept {
-  static constexpr std::array kNames{"counters", "partial_o",   "partial_lse", "lse_log2",   "delta",        "dq_accum",
-                                     "dq_turns", "partial_dkv", "schedule",    "tile_lists", "dq_tile_lists"};
+  static constexpr std::array kNames{"counters", "partial_o",   "partial_lse", "lse_log2",
+                                     "delta",    "dq_accum",    "dq_turns",    "partial_dkv",
+                                     "schedule", "column_sums", "tile_lists",  "dq_tile_lists"};
   static_assert(kNames.size() == kSections);
   return kNames[static_cast<std::size_t>(section)];
 }
@@ -63,8 +71,12 @@ SectionAddresses WorkspaceLayout::addresses(std::byte* base, std::byte* lists) c
 
 WorkspaceLayout forward_workspace(const Problem& problem, const Choice& choice, const ForwardNeeds& needs) noexcept {
   WorkspaceLayout layout;
+  const auto add_sums = [&] {
+    if (needs.sums != 0) layout.add(Section::column_sums, bytes_of(needs.sums), kAlignment);
+  };
   if (needs.counters) {
     layout.add(Section::counters, counter_bytes(problem, choice));
+    add_sums();
     return layout;
   }
   if (needs.fixed.counters != 0) {
@@ -82,6 +94,7 @@ WorkspaceLayout forward_workspace(const Problem& problem, const Choice& choice, 
     layout.add(Section::partial_o, bytes_of(rows * problem.d_v));
     layout.add(Section::partial_lse, bytes_of(rows * kernel::kSplitSumFloats));
   }
+  add_sums();
   if (needs.lists != 0) layout.add(Section::tile_lists, needs.lists, kAlignment);
   return layout;
 }
@@ -89,7 +102,8 @@ WorkspaceLayout forward_workspace(const Problem& problem, const Choice& choice, 
 ForwardNeeds forward_needs(const Problem& problem, const KernelSpec& attention, int multiprocessors,
                            bool given) noexcept {
   ForwardNeeds needs{.counters = attention.dynamic() || attention.affine_reach(),
-                     .lists = mask_tiles_bytes(problem, attention)};
+                     .lists = mask_tiles_bytes(problem, attention),
+                     .sums = sums_of(problem)};
   if (attention.split_keys() > 0) needs.fixed = fixed_splits(problem, attention);
   if (!attention.scheduled() && !attention.own_parts()) return needs;
   const ScheduleShape shape = schedule_shape(problem, attention, multiprocessors);
@@ -146,6 +160,7 @@ WorkspaceSize forward_workspace_size(const Problem& problem, const Fixed& fixed,
   if (is_empty(problem)) return {};
   const Choice choice = choose(problem, fixed);
   ForwardNeeds needs;
+  needs.sums = sums_of(problem);
   if (needs_tile_lists(problem))
     needs.lists = mask_tiles_bytes(problem, kernels_of(plan_forward(problem, fixed)).front());
   if (problem.fixed_rows()) {
@@ -164,8 +179,11 @@ WorkspaceSize forward_workspace_size(const Problem& problem, const Fixed& fixed,
     return {most, 0};
   }
   // Which kernel is taken, a tuner may say.
-  const std::size_t counted = counter_bytes(problem, choice);
-  return {std::max(counted, forward_workspace(problem, choice, needs).bytes()), needs.lists};
+  ForwardNeeds counted = needs;
+  counted.counters = counter_bytes(problem, choice) != 0;
+  return {
+      std::max(forward_workspace(problem, choice, counted).bytes(), forward_workspace(problem, choice, needs).bytes()),
+      needs.lists};
 }
 
 WorkspaceSize backward_workspace_size(const Problem& problem, const Fixed& fixed, bool deterministic) {

@@ -23,11 +23,12 @@ enum class Section : std::uint8_t {
   dq_turns,     ///< i32 [b, h_q, padded_rows / 16, 2]
   partial_dkv,  ///< f32 [splits, b, h_kv, s_kv, d_qk + d_v]
   schedule,     ///< templates/common/schedule_params.cuh
+  column_sums,  ///< f32 [b, heads, s_kv], or [heads, total_kv]: where top keys are wanted alone
   // Last: the caller may have memory of their own for them.
   tile_lists,     ///< of the attention kernel, with scratch of the kernel that writes them
   dq_tile_lists,  ///< of the pass for dQ
 };
-inline constexpr std::size_t kSections = 11;
+inline constexpr std::size_t kSections = 12;
 const char* name_of(Section section) noexcept;
 
 /// Where each section begins; null of those that a call does not have.
@@ -69,6 +70,7 @@ struct ForwardNeeds {
   std::size_t schedule = 0;       ///< unless the call is given one; with own parts: flags
   std::int64_t partial_rows = 0;  ///< of a scheduled kernel
   FixedSplits fixed = {};         ///< of a kernel with a fixed split size
+  std::int64_t sums = 0;          ///< of columns, unless the call has a tensor for them
 };
 /// `given`: the call has a schedule.
 ForwardNeeds forward_needs(const Problem& problem, const KernelSpec& attention, int multiprocessors,

@@ -4,7 +4,9 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "reference/evaluator.hpp"
@@ -61,6 +63,34 @@ struct QueryTile {
   std::int64_t rows;
 };
 
+/// The `k` greatest of `sums`, in order; -1 behind them.
+void find_top_keys(const std::vector<double>& sums, std::span<std::int32_t> keys) {
+  std::vector<std::int32_t> order(sums.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto comes_first = [&](std::int32_t i, std::int32_t j) {
+    const double a = sums[static_cast<std::size_t>(i)], b = sums[static_cast<std::size_t>(j)];
+    if (std::isnan(a) != std::isnan(b)) return std::isnan(a);
+    return a > b || (!(a < b) && i < j);
+  };
+  const std::size_t count = std::min(order.size(), keys.size());
+  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end(), comes_first);
+  std::copy_n(order.begin(), count, keys.begin());
+  std::fill(keys.begin() + static_cast<std::ptrdiff_t>(count), keys.end(), -1);
+}
+
+void find_top_keys(const RowStatistics& statistics) {
+  const TensorView &sums = statistics.column_sums, &to = statistics.top_keys;
+  if (!to.defined()) return;
+  std::vector<double> row(static_cast<std::size_t>(sums.shape[2]));
+  for (std::int64_t b = 0; b < to.shape[0]; ++b) {
+    for (std::int64_t h = 0; h < to.shape[1]; ++h) {
+      load(sums, row_offset(sums, b, h, 0), sums.strides[2], sums.shape[2], row.data());
+      find_top_keys(
+          row, {static_cast<std::int32_t*>(to.data) + row_offset(to, b, h, 0), static_cast<std::size_t>(to.shape[2])});
+    }
+  }
+}
+
 template <class Acc>
 class Forward {
  public:
@@ -78,11 +108,13 @@ class Forward {
       const std::int64_t head = item / tiles;
       query_tile({head / g_.h_q, head % g_.h_q, i0, std::min(kTileM, g_.s_q - i0)}, s);
     });
-    if (!a_.statistics.column_sums.defined()) return;
-    const std::int64_t heads = a_.statistics.of_kv_heads ? g_.h_kv : g_.h_q;
-    parallel_for(g_.b * heads, scratch, [&](Scratch<Acc>& s, std::int64_t item) noexcept {
-      sum_columns(item / heads, item % heads, g_.h_q / heads, s);
-    });
+    if (a_.statistics.column_sums.defined()) {
+      const std::int64_t heads = a_.statistics.of_kv_heads ? g_.h_kv : g_.h_q;
+      parallel_for(g_.b * heads, scratch, [&](Scratch<Acc>& s, std::int64_t item) noexcept {
+        sum_columns(item / heads, item % heads, g_.h_q / heads, s);
+      });
+    }
+    find_top_keys(a_.statistics);
   }
 
  private:
@@ -325,7 +357,9 @@ class Forward {
 };
 
 /// Of no rows.
-void clear_sums(const TensorView& sums) {
+void clear_sums(const RowStatistics& statistics) {
+  const TensorView &sums = statistics.column_sums, &keys = statistics.top_keys;
+  if (keys.defined()) std::fill_n(static_cast<std::int32_t*>(keys.data), keys.elements(), -1);
   if (!sums.defined()) return;
   for (std::int64_t b = 0; b < sums.shape[0]; ++b) {
     for (std::int64_t h = 0; h < sums.shape[1]; ++h) {
@@ -341,7 +375,7 @@ void forward(const ForwardArgs& args) {
   Geometry geometry = Geometry::of(args.q, args.k, args.v, paged ? args.paged.s_kv : args.k.shape[2], args.causal,
                                    args.causal_align, args.variant);
   geometry.begin = args.paged.begin;
-  if (geometry.b == 0 || geometry.h_q == 0 || geometry.s_q == 0) return clear_sums(args.statistics.column_sums);
+  if (geometry.b == 0 || geometry.h_q == 0 || geometry.s_q == 0) return clear_sums(args.statistics);
   const bool f64_input = args.q.dtype == DType::f64 || args.k.dtype == DType::f64 || args.v.dtype == DType::f64;
   if (args.f64 || f64_input) {
     Forward<double>(args, geometry).run();

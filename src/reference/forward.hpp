@@ -30,6 +30,7 @@ struct RowStatistics {
   TensorView entropy;        ///< [b, h_q, s_q]
   TensorView column_sums;    ///< [b, h, s_kv]
   bool of_kv_heads = false;  ///< h is h_kv, else h_q
+  TensorView top_keys;       ///< i32 [b, h, k], by column_sums, which are given then
 };
 
 /// One forward call on host memory. Every tensor has rank 4 (lse: 3), any dtype, alignment and int64 strides; shapes

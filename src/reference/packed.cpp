@@ -30,15 +30,19 @@ TensorView rows_of(const TensorView& view, const Span& span) {
   return part;
 }
 
-/// The scales of heads, [b, h, s], of one sequence; or of its keys, [1, h, total].
-TensorView scales_of(const TensorView& view, std::int64_t sequence, const Span& keys) {
-  if (view.shape[0] == 1) return rows_of(view, keys);
+/// Of a tensor [b, ...] what belongs to one sequence.
+TensorView entry_of(const TensorView& view, std::int64_t sequence) {
   TensorView part = view;
   if (!view.defined()) return part;
   part.shape[0] = 1;
   part.data =
       static_cast<std::byte*>(view.data) + sequence * view.strides[0] * static_cast<std::int64_t>(size_of(view.dtype));
   return part;
+}
+
+/// The scales of heads, [b, h, s], of one sequence; or of its keys, [1, h, total].
+TensorView scales_of(const TensorView& view, std::int64_t sequence, const Span& keys) {
+  return view.shape[0] == 1 ? rows_of(view, keys) : entry_of(view, sequence);
 }
 
 void clear_rows(const TensorView& view, const std::int32_t* cu, const std::int32_t* used, std::int64_t sequences,
@@ -123,6 +127,7 @@ ForwardArgs call_of_sequence(const ForwardArgs& args, const PackedSequences& seq
   part.statistics.max_logit = rows_of(args.statistics.max_logit, rows);
   part.statistics.entropy = rows_of(args.statistics.entropy, rows);
   part.statistics.column_sums = rows_of(args.statistics.column_sums, keys);
+  part.statistics.top_keys = entry_of(args.statistics.top_keys, i);
   part.k_scale = scales_of(args.k_scale, i, keys);
   part.v_scale = scales_of(args.v_scale, i, keys);
   part.dropout = args.dropout.part(i * args.q.shape[1], 0, 0);

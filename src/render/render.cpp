@@ -18,6 +18,7 @@
 #include <common/quantize_params.cuh>
 #include <common/scan_results_params.cuh>
 #include <common/stored_params.cuh>
+#include <common/top_keys_params.cuh>
 #include <common/variant_params.cuh>
 #include <fa/error.hpp>
 #include <sm90/sm90_backward_params.cuh>
@@ -59,6 +60,7 @@ using kernel::Sm90ForwardParams;
 using kernel::Sm90ForwardVariantParams;
 using kernel::Sm90Fp8Params;
 using kernel::Sm90Int8Params;
+using kernel::TopKeysParams;
 using kernel::VariantParams;
 
 const char* element_name(DType dtype) {
@@ -267,6 +269,13 @@ std::string quantize_layout() {
   return asserts.text();
 }
 
+std::string top_keys_layout() {
+  LayoutAsserts asserts("TopKeysParams", sizeof(TopKeysParams));
+  asserts.field("sequences", offsetof(TopKeysParams, sequences));
+  asserts.field("count", offsetof(TopKeysParams, count));
+  return asserts.text();
+}
+
 std::string probabilities_layout() {
   return row_norms_layout() + LayoutAsserts("ProbabilitiesParams", sizeof(ProbabilitiesParams)).text();
 }
@@ -287,6 +296,7 @@ constexpr Layout kLayouts[] = {
     {"ScanResultsParams", scan_results_layout},
     {"ProbabilitiesParams", probabilities_layout},
     {"QuantizeParams", quantize_layout},
+    {"TopKeysParams", top_keys_layout},
 };
 
 /// Besides, of what they are launched with where a spec has variants.

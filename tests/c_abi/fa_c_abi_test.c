@@ -1136,7 +1136,7 @@ static void test_quantize(void) {
 }
 
 static void test_statistics(void) {
-  enum { ROWS = 3, KEYS = 5 };
+  enum { ROWS = 3, KEYS = 5, TOP = 7 };
   static float rows_o[ROWS * D], rows_lse[ROWS], greatest[1], entropy[ROWS], sums[KEYS];
 #define ROWS_OF(name, rows)         \
   fa_tensor t_##name = {            \
@@ -1170,7 +1170,15 @@ static void test_statistics(void) {
                       .max_logit = FA_MAX_LOGIT_SOFTMAX,
                       .max_logit_by_head = 1,
                       .entropy = 1,
-                      .column_sums = FA_COLUMN_SUMS_KV_HEADS};
+                      .column_sums = FA_COLUMN_SUMS_KV_HEADS,
+                      .top_keys = TOP};
+  int32_t top[TOP];
+  fa_tensor top_ = {.struct_size = sizeof top_,
+                    .dtype = FA_I32,
+                    .rank = 3,
+                    .flags = FA_TENSOR_ROW_MAJOR,
+                    .data = top,
+                    .shape = {1, 1, TOP}};
   fa_attention* attention = NULL;
   CHECK(fa_create(&config, (fa_device){FA_DEVICE_HOST, 0}, &attention) == FA_OK);
   fa_forward_inputs inputs = {.struct_size = sizeof inputs, .q = &t_q, .k = &t_k, .v = &t_v};
@@ -1179,7 +1187,8 @@ static void test_statistics(void) {
                                 .lse = &lse_,
                                 .max_logit = &greatest_,
                                 .entropy = &entropy_,
-                                .column_sums = &sums_};
+                                .column_sums = &sums_,
+                                .top_keys = &top_};
   CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
   double logits = -1e30, p_sum = 0;
   for (int i = 0; i < ROWS; ++i) {
@@ -1197,6 +1206,30 @@ static void test_statistics(void) {
   for (int j = 0; j < KEYS; ++j) p_sum += sums[j];
   CHECK(fabs(logits - greatest[0]) < 1e-4);
   CHECK(fabs(p_sum - ROWS) < 1e-4);
+  for (int i = 0; i + 1 < TOP; ++i) CHECK(i + 1 < KEYS ? sums[top[i]] >= sums[top[i + 1]] : top[i + 1] == -1);
+  for (int j = 0; j < KEYS; ++j) CHECK(sums[j] <= sums[top[0]]);
+  /* The sums may be left out then. */
+  const int32_t first = top[0];
+  top[0] = -7;
+  outputs.column_sums = NULL;
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  CHECK(top[0] == first);
+  outputs.column_sums = &sums_;
+  outputs.top_keys = NULL;
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "top_keys") == 0);
+  /* So an earlier version of the struct is refused here, */
+  outputs.top_keys = &top_;
+  outputs.struct_size = offsetof(fa_forward_outputs, top_keys);
+  CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "top_keys") == 0);
+  /* and goes with an earlier config. */
+  fa_attention* earlier = NULL;
+  config.struct_size = offsetof(fa_config, top_keys);
+  CHECK(fa_create(&config, (fa_device){FA_DEVICE_HOST, 0}, &earlier) == FA_OK);
+  CHECK(fa_forward(earlier, &inputs, &outputs, NULL, NULL) == FA_OK);
+  fa_destroy(earlier);
+  outputs.struct_size = sizeof outputs;
 
   outputs.entropy = NULL;
   CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
@@ -1211,6 +1244,10 @@ static void test_statistics(void) {
   CHECK(fa_forward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
   fa_destroy(attention);
   config.struct_size = sizeof config;
+  config.top_keys = 1025;
+  CHECK(fa_create(&config, (fa_device){FA_DEVICE_HOST, 0}, &attention) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "statistics.top_keys") == 0);
+  config.top_keys = 0;
   config.column_sums = 3;
   CHECK(fa_create(&config, (fa_device){FA_DEVICE_HOST, 0}, &attention) == FA_INVALID_ARGUMENT);
   CHECK(strcmp(fa_last_error_field("argument"), "config.column_sums") == 0);

@@ -91,6 +91,15 @@ TEST_P(InspectCompile, SumsColumns) {
   }
 }
 
+/// Two blocks share the registers of a multiprocessor.
+TEST_P(InspectCompile, FindsTopKeys) {
+  for (const bool varlen : {false, true}) {
+    plan::Problem with = problem(DType::bf16, 64);
+    with.varlen = varlen;
+    expect_clean(plan::top_keys_spec(with));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Architectures, InspectCompile, ::testing::ValuesIn(test::kArchitectures),
                          [](const auto& test) { return std::string(test.param); });
 

@@ -128,7 +128,7 @@ TEST(TuringCompile, OthersAround) {
     append.rotary_dims = 64;
     if (has_turn()) expect_clean(plan::append_specs(append));
     plan::Problem sums = problem_of(dtype, 128, true);
-    sums.statistics = {MaxLogit::softmax, false, true, ColumnSums::query_heads};
+    sums.statistics = {MaxLogit::softmax, false, true, ColumnSums::query_heads, 16};
     if (has_turn()) expect_forward(sums);
     if (has_turn()) expect_clean({plan::probabilities_spec(problem_of(dtype, 128, true))});
   }

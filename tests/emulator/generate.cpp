@@ -27,6 +27,7 @@
 #include "emulator/shard_specs.hpp"
 #include "emulator/specs.hpp"
 #include "emulator/statistics_specs.hpp"
+#include "emulator/top_keys_specs.hpp"
 #include "emulator/turing_specs.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/schedule.hpp"
@@ -250,6 +251,7 @@ std::string statistics_file(const fs::path& folder, std::size_t file, std::size_
   std::vector<KernelSpec> specs = emulator::all_statistics_specs();
   for (const KernelSpec& spec : emulator::all_inspect_specs()) specs.push_back(spec);
   for (const KernelSpec& spec : emulator::all_quantize_specs()) specs.push_back(spec);
+  for (const KernelSpec& spec : emulator::all_top_keys_specs()) specs.push_back(spec);
   std::string text = "#include <emulator/instructions.hpp>\n" + kernels_file(specs, file, files);
   const auto add = [&](const std::vector<emulator::StatisticsMutation>& all, const auto& subject_of_mutation) {
     for (std::size_t i = file; i < all.size(); i += files) {
@@ -261,6 +263,7 @@ std::string statistics_file(const fs::path& folder, std::size_t file, std::size_
   add(emulator::statistics_mutations(), [](const emulator::StatisticsMutation& of) { return subject_of(of); });
   add(emulator::inspect_mutations(), emulator::inspected_subject_of);
   add(emulator::quantize_mutations(), emulator::quantized_subject_of);
+  add(emulator::top_keys_mutations(), emulator::top_keys_subject_of);
   return text;
 }
 

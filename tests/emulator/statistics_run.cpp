@@ -22,15 +22,17 @@ using fa::test::AttentionCase;
 using fa::test::HostTensor;
 
 /// What a kernel has written, and 0 elsewhere.
-void fetch(const Memory& memory, const std::byte* from, std::vector<float>& values) {
+template <class T>
+void fetch(const Memory& memory, const std::byte* from, std::vector<T>& values) {
   for (std::size_t i = 0; i < values.size(); ++i) {
-    const std::byte* const at = from + i * sizeof(float);
-    if (memory.written(at, sizeof(float))) std::memcpy(&values[i], at, sizeof(float));
+    const std::byte* const at = from + i * sizeof(T);
+    if (memory.written(at, sizeof(T))) std::memcpy(&values[i], at, sizeof(T));
   }
 }
 
-std::byte* place(Memory& memory, const char* name, const std::vector<float>& values) {
-  return values.empty() ? nullptr : memory.add_output(name, sizeof(float) * values.size());
+template <class T>
+std::byte* place(Memory& memory, const char* name, const std::vector<T>& values) {
+  return values.empty() ? nullptr : memory.add_output(name, sizeof(T) * values.size());
 }
 
 /// The greatest logits of heads are raised from -inf.
@@ -73,11 +75,14 @@ StatisticsResults run_statistics(const StatisticsCase& c, const StatisticsData& 
   std::byte* const lse = place(memory, "lse", results.lse);
   std::byte* const max_logit = place_max_logit(memory, c, results.max_logit);
   std::byte* const entropy = place(memory, "entropy", results.entropy);
+  if (c.without_sums) results.column_sums.clear();
   std::byte* const sums = place(memory, "column_sums", results.column_sums);
+  std::byte* const top_keys = place(memory, "top_keys", results.top_keys);
   tensors.lse = TensorView(lse, DType::f32, {a.b, a.h_q, a.s_q});
   tensors.statistics.max_logit.data = max_logit;
   tensors.statistics.entropy.data = entropy;
-  tensors.statistics.column_sums.data = sums;
+  if (sums != nullptr) tensors.statistics.column_sums = TensorView(sums, DType::f32, {a.b, a.h_q, a.s_kv});
+  tensors.statistics.top_keys.data = top_keys;
   const PlacedVariant variant(memory, data.variant, false);
   tensors.variant = variant.tensors();
 
@@ -104,6 +109,7 @@ StatisticsResults run_statistics(const StatisticsCase& c, const StatisticsData& 
   fetch(memory, max_logit, results.max_logit);
   fetch(memory, entropy, results.entropy);
   fetch(memory, sums, results.column_sums);
+  fetch(memory, top_keys, results.top_keys);
   fetch(memory, lse, results.lse);
   fetch_rows(memory, placed_o, results.o);
   return results;

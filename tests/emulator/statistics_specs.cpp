@@ -149,6 +149,15 @@ std::vector<StatisticsCase> column_sum_cases() {
     packed->cu_q = {2, 140, 140, 185};
     packed->cu_kv = {0, 130, 150, 210};
     packed->config.varlen = true;
+    config.statistics.top_keys = 7;
+    add("_top_keys", attention_of(DType::bf16, {2, 4, 2, 150, 100, 16, 16}, true), config);
+    add("_top_keys_alone", attention_of(DType::f16, {2, 4, 2, 150, 100, 16, 16}, true), config)->without_sums = true;
+    StatisticsCase* const ragged =
+        add("_top_keys_packed", attention_of(DType::bf16, {1, 2, 1, 190, 210, 16, 16}, true), config);
+    ragged->cu_q = {2, 140, 140, 185};
+    ragged->cu_kv = {0, 130, 150, 155};
+    ragged->config.varlen = true;
+    ragged->without_sums = true;
   }
   return cases;
 }
@@ -223,7 +232,10 @@ std::vector<KernelSpec> all_statistics_specs() {
   for (const StatisticsCase& c : statistics_cases()) {
     const KernelSpec forward = plan_of(c).kernel;
     add(forward);
-    if (const KernelSpec sums = plan_of(c).sums; sums.warps != 0) add(sums);
+    const fa::plan::ForwardPlan plan = plan_of(c);
+    for (const KernelSpec& spec : {plan.sums, plan.top_keys}) {
+      if (spec.warps != 0) add(spec);
+    }
     if (!forward.variants.mask.empty()) add(fa::plan::mask_tiles_spec(forward));
   }
   return unique;

@@ -23,6 +23,7 @@ TEST_P(Statistics, MatchTheHostDevice) {
   EXPECT_EQ(again.max_logit, first.max_logit) << "the maxima depend on the schedule";
   EXPECT_EQ(again.entropy, first.entropy) << "the entropy depends on the schedule";
   EXPECT_EQ(again.column_sums, first.column_sums) << "the sums depend on the schedule";
+  EXPECT_EQ(again.top_keys, first.top_keys) << "the top keys depend on the schedule";
 }
 INSTANTIATE_TEST_SUITE_P(All, Statistics, testing::Range<std::size_t>(0, statistics_cases().size()),
                          [](const auto& c) { return statistics_cases()[c.param].name; });

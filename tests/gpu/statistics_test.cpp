@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -73,6 +74,7 @@ class GpuStatistics : public test::GpuTest {
         EXPECT_EQ(results.max_logit, first->max_logit);
         EXPECT_EQ(results.entropy, first->entropy);
         EXPECT_EQ(results.column_sums, first->column_sums);
+        EXPECT_EQ(results.top_keys, first->top_keys);
       }
       first = std::move(results);
     }
@@ -180,6 +182,63 @@ TEST_F(GpuStatistics, OfColumns) {
     expect_right(decode);  // whose keys are split
     decode.attention.s_q = 0;
     expect_right(decode);
+  }
+}
+
+TEST_F(GpuStatistics, TopKeys) {
+  for (const ColumnSums sums : {ColumnSums::query_heads, ColumnSums::kv_heads}) {
+    for (const bool without_sums : {false, true}) {
+      for (const int count : {1, 20, 700, 1024}) {
+        AttentionConfig config;
+        config.statistics = {MaxLogit::none, false, false, sums, count};
+        const auto of = [&](const char* name, const AttentionCase& attention) {
+          StatisticsCase c{name, attention, config};
+          c.without_sums = without_sums;
+          return c;
+        };
+        for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+          expect_right(of("top_keys", attention_of(dtype, {2, 4, 2, 333, 517, 64, 64}, true)));
+        }
+        expect_right(of("decode", attention_of(DType::bf16, {2, 8, 2, 1, 3000, 128, 128}, true)));
+        expect_right(of("no_rows", attention_of(DType::bf16, {2, 8, 2, 0, 300, 128, 128}, true)));
+        expect_right(of("no_keys", attention_of(DType::bf16, {2, 8, 2, 9, 0, 128, 128}, false)));
+        StatisticsCase packed = of("packed", attention_of(DType::bf16, {1, 4, 2, 900, 6000, 128, 128}, true));
+        packed.cu_q = {5, 300, 300, 431, 890};
+        packed.cu_kv = {0, 420, 440, 440, 6000};
+        packed.config.varlen = true;
+        expect_right(packed);
+      }
+    }
+  }
+}
+
+/// Of long rows, exactly by the sums that the call has left.
+TEST_F(GpuStatistics, TopKeysOfLongRowsAreThoseOfASort) {
+  // Of usual sums, of sums that are all equal (a score of 0), and of sums in a few steps.
+  for (const char* const score : {"", "score * 0.0", "score * 0.0 + float(kv % 5)"}) {
+    for (const std::int64_t s_kv : {2048, 2049, 131075}) {
+      StatisticsCase c{"long", attention_of(DType::bf16, {2, 4, 2, 17, s_kv, 64, 64}, false), {}};
+      c.config.statistics = {MaxLogit::none, false, false, ColumnSums::query_heads, 1024};
+      if (*score != 0) c.config.score = ScoreFunction{score};
+      SCOPED_TRACE(c.config.score.expression + " " + to_string(c.attention));
+      const StatisticsData data(c);
+      StatisticsResults results(c);
+      Copies copies;
+      const test::StatisticsMemory memory = copies.memory();
+      Attention::create(data.variant.config)
+          .forward(test::inputs_of(c, data, memory), test::outputs_of(c, results, memory));
+      driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+      copies.fetch();
+      for (std::size_t row = 0; row < 2 * 4; ++row) {
+        const float* const sums = results.column_sums.data() + row * static_cast<std::size_t>(s_kv);
+        std::vector<std::int32_t> order(static_cast<std::size_t>(s_kv));
+        std::iota(order.begin(), order.end(), 0);
+        std::ranges::stable_sort(order, [&](std::int32_t i, std::int32_t j) { return sums[i] > sums[j]; });
+        order.resize(1024);
+        const auto first = results.top_keys.begin() + static_cast<std::ptrdiff_t>(1024 * row);
+        EXPECT_TRUE(std::equal(order.begin(), order.end(), first)) << "row " << row;
+      }
+    }
   }
 }
 

@@ -30,6 +30,10 @@ TensorView of_heads(void* data, const StatisticsCase& c, std::int64_t heads, std
                     : TensorView(data, DType::f32, {c.attention.b, heads, length});
 }
 
+std::int64_t summed_heads(const StatisticsCase& c) {
+  return c.config.statistics.summed_heads() == ColumnSums::kv_heads ? c.attention.h_kv : c.attention.h_q;
+}
+
 template <class T>
 double distance(T actual, T expected, double absolute, double relative) {
   const double got = static_cast<double>(actual), wanted = static_cast<double>(expected);
@@ -57,6 +61,30 @@ double worst_of(const HostTensor& actual, const HostTensor& expected, double abs
       worst = std::max(worst,
                        distance(actual.at(at_b, at_h, at_s, i), expected.at(at_b, at_h, at_s, i), absolute, absolute));
     }
+  }
+  return worst;
+}
+
+/// Keys in the places of others, by what their sums, as expected, differ.
+double worst_of_keys(const StatisticsCase& c, const StatisticsResults& actual, const StatisticsResults& expected,
+                     double absolute, double relative) {
+  const auto count = static_cast<std::size_t>(c.config.statistics.top_keys);
+  const auto heads = static_cast<std::size_t>(summed_heads(c)), s_kv = static_cast<std::size_t>(c.attention.s_kv);
+  if (actual.top_keys.size() != expected.top_keys.size()) return HUGE_VAL;
+  double worst = 0;
+  for (std::size_t i = 0; i < actual.top_keys.size(); ++i) {
+    const std::int32_t key = actual.top_keys[i], wanted = expected.top_keys[i];
+    if (key == wanted) continue;
+    if (key < 0 || wanted < 0 || expected.column_sums.empty()) return HUGE_VAL;
+    const auto row = actual.top_keys.begin() + static_cast<std::ptrdiff_t>(i / count * count);
+    if (std::count(row, row + static_cast<std::ptrdiff_t>(count), key) != 1) return HUGE_VAL;
+    const std::size_t b = i / count / heads, h = i / count % heads;
+    const std::size_t first = c.packed() ? h * s_kv + static_cast<std::size_t>(c.cu_kv[b]) : (b * heads + h) * s_kv;
+    const std::size_t end = c.packed() ? h * s_kv + static_cast<std::size_t>(c.cu_kv[b + 1]) : first + s_kv;
+    if (first + static_cast<std::size_t>(key) >= end) return HUGE_VAL;
+    worst =
+        std::max(worst, distance(expected.column_sums[first + static_cast<std::size_t>(key)],
+                                 expected.column_sums[first + static_cast<std::size_t>(wanted)], absolute, relative));
   }
   return worst;
 }
@@ -117,8 +145,10 @@ StatisticsResults::StatisticsResults(const StatisticsCase& c)
     max_logit.resize(wanted.max_logit_by_head ? static_cast<std::size_t>(a.h_q) : rows);
   }
   if (wanted.entropy) entropy.resize(rows);
+  const std::int64_t heads = summed_heads(c);
+  const std::int64_t b = c.packed() ? static_cast<std::int64_t>(c.cu_q.size()) - 1 : a.b;
+  top_keys.resize(static_cast<std::size_t>(b * heads * wanted.top_keys));
   if (wanted.column_sums == ColumnSums::none) return;
-  const std::int64_t heads = wanted.column_sums == ColumnSums::kv_heads ? a.h_kv : a.h_q;
   column_sums.resize(static_cast<std::size_t>(a.b * heads * a.s_kv));
 }
 
@@ -149,7 +179,7 @@ ForwardInputs inputs_of(const StatisticsCase& c, const StatisticsData& data, con
 ForwardOutputs outputs_of(const StatisticsCase& c, StatisticsResults& results, const StatisticsMemory& memory) {
   const AttentionCase& a = c.attention;
   const Statistics& wanted = c.config.statistics;
-  const auto place = [&](std::vector<float>& values) { return memory.written(values.data(), 4 * values.size()); };
+  const auto place = [&](auto& values) { return memory.written(values.data(), 4 * values.size()); };
   ForwardOutputs outputs{call_view(c, results.o), of_heads(place(results.lse), c, a.h_q, a.s_q), {}};
   outputs.o.read_only = false;  // it is the caller's
   outputs.o.data = memory.written(results.o.bytes().data(), results.o.bytes().size());
@@ -159,14 +189,19 @@ ForwardOutputs outputs_of(const StatisticsCase& c, StatisticsResults& results, c
                                             : of_heads(place(results.max_logit), c, a.h_q, a.s_q);
   }
   if (wanted.entropy) to.entropy = of_heads(place(results.entropy), c, a.h_q, a.s_q);
-  if (wanted.column_sums != ColumnSums::none) {
-    const std::int64_t heads = wanted.column_sums == ColumnSums::kv_heads ? a.h_kv : a.h_q;
-    to.column_sums = of_heads(place(results.column_sums), c, heads, a.s_kv);
+  if (wanted.column_sums != ColumnSums::none && !c.without_sums) {
+    to.column_sums = of_heads(place(results.column_sums), c, summed_heads(c), a.s_kv);
+  }
+  if (wanted.top_keys != 0) {
+    const std::int64_t b = c.packed() ? static_cast<std::int64_t>(c.cu_q.size()) - 1 : a.b;
+    to.top_keys = TensorView(place(results.top_keys), DType::i32, {b, summed_heads(c), std::int64_t{wanted.top_keys}});
   }
   return outputs;
 }
 
-StatisticsResults expected_of(const StatisticsCase& c, const StatisticsData& data) {
+StatisticsResults expected_of(const StatisticsCase& of, const StatisticsData& data) {
+  StatisticsCase c = of;
+  c.without_sums = false;
   AttentionConfig config = data.variant.config;
   config.host_f64 = true;
   StatisticsResults results(c);
@@ -178,10 +213,12 @@ StatisticsResults expected_of(const StatisticsCase& c, const StatisticsData& dat
 
 double error_of(const StatisticsCase& c, const StatisticsResults& actual, const StatisticsResults& expected) {
   const double score = score_error(c);
+  const double sum = 2e-5 + 8 * score, sum_relative = 1e-4 + 8 * score;
   const double rounding = c.attention.dtype == DType::bf16 ? 1.6e-2 : c.attention.dtype == DType::f16 ? 2e-3 : 1e-5;
   return std::max({worst_of(actual.max_logit, expected.max_logit, score, 1e-5),
                    worst_of(actual.entropy, expected.entropy, 2e-5 + 8 * score, 1e-5),
-                   worst_of(actual.column_sums, expected.column_sums, 2e-5 + 8 * score, 1e-4 + 8 * score),
+                   c.without_sums ? 0 : worst_of(actual.column_sums, expected.column_sums, sum, sum_relative),
+                   worst_of_keys(c, actual, expected, 2 * sum, 2 * sum_relative),
                    worst_of(actual.lse, expected.lse, 1e-4 + score, 1e-5),
                    worst_of(actual.o, expected.o, rounding + 8 * score)});
 }

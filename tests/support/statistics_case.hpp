@@ -30,6 +30,7 @@ struct StatisticsCase {
   KernelOverride kernel = {};
   std::vector<std::int32_t> cu_q = {}, cu_kv = {};  ///< of a packed batch
   std::vector<std::int32_t> used_kv = {};           ///< over pages
+  bool without_sums = false;                        ///< calls leave column_sums out, but for those of expected_of
 
   bool packed() const { return !cu_q.empty(); }
 };
@@ -52,6 +53,7 @@ struct StatisticsResults {
   explicit StatisticsResults(const StatisticsCase& c);
 
   std::vector<float> max_logit, entropy, column_sums, lse;
+  std::vector<std::int32_t> top_keys;
   HostTensor o;
 };
 
@@ -66,7 +68,7 @@ ForwardOutputs outputs_of(const StatisticsCase& c, StatisticsResults& results, c
 /// On the host device, which accumulates in double.
 StatisticsResults expected_of(const StatisticsCase& c, const StatisticsData& data);
 
-/// The greatest distance in parts of what is allowed: above 1 one is wrong.
+/// The greatest distance in parts of what is allowed: above 1 one is wrong. A key is as far from another as its sum.
 double error_of(const StatisticsCase& c, const StatisticsResults& actual, const StatisticsResults& expected);
 
 }  // namespace fa::test

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include <common/top_keys_params.cuh>
+
 #include "plan/catalogue.hpp"
 #include "plan/forward_launch.hpp"
 #include "support/text.hpp"
@@ -60,7 +62,68 @@ void take(KernelSpec& spec, const Tile& tile) {
   spec.warps = tile.warps;
 }
 
+constexpr int kTopKeysWarps = 16;
+constexpr int kTopKeysBlocks = 2;  // one reads while the other sorts
+static_assert(kMaxTopKeys == kernel::kMostTopKeys);
+
+constexpr Field kTopKeysFields[] = {
+    field<&SpecHead::warps>("warps").as("kWarps"),
+    field<&SpecHead::min_blocks>("min_blocks"),
+    field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
+};
+
+/// Four counts for each value of a digit of 11 bits, a sum of each warp, and what a block decides.
+int bytes_of_counts(const KernelSpec& spec) {
+  return 4 * 4 * (1 << 11) + 4 * spec.warps + 16;
+}
+
+constexpr Kernel kTopKeys{
+    .name = "top_keys",
+    .op = Op::top_keys,
+    .unit = {.header = "common/top_keys.cuh",
+             .params = "TopKeysParams",
+             .variant_params = "TopKeysParams",
+             .function = "kernel::top_keys",
+             .room = "kernel::TopKeys",
+             .asserts_threads = true,
+             .has_element = false},
+    .fields = kTopKeysFields,
+    .shared_bytes = bytes_of_counts,
+};
+
 }  // namespace
+
+const Kernel& TopKeys::kernel() noexcept {
+  return kTopKeys;
+}
+
+KernelSpec top_keys_spec(const Problem& problem) noexcept {
+  KernelSpec spec;
+  spec.own = TopKeys{};
+  spec.arch = problem.arch;
+  spec.warps = kTopKeysWarps;
+  spec.min_blocks = kTopKeysBlocks;
+  spec.varlen = problem.varlen;
+  return spec;
+}
+
+std::int64_t summed_heads(const Problem& problem) noexcept {
+  return problem.statistics.summed_heads() == ColumnSums::kv_heads ? problem.h_kv : problem.h_q;
+}
+
+std::int64_t top_keys_params(const Problem& problem, const kernel::SequenceParams& sequences, const float* sums,
+                             const TensorView& keys, kernel::TopKeysParams& params) noexcept {
+  const std::int64_t heads = summed_heads(problem);
+  params = {.sums = sums,
+            .keys = static_cast<std::int32_t*>(keys.data),
+            .sequences = sequences,
+            .b = static_cast<int>(problem.b),
+            .heads = static_cast<int>(heads),
+            .s_q = static_cast<int>(problem.s_q),
+            .s_kv = static_cast<int>(problem.s_kv),
+            .count = problem.statistics.top_keys};
+  return problem.b * heads;
+}
 
 const Kernel& ColumnSumsPass::kernel() noexcept {
   return kKernel;
@@ -91,10 +154,10 @@ std::int64_t column_sums_params(const Problem& problem, const KernelSpec& spec,
                                 kernel::ForwardVariantParams& params) noexcept {
   params = forward;
   params.column_sums = sums;
-  const bool of_kv_heads = problem.statistics.column_sums == ColumnSums::kv_heads;
+  const bool of_kv_heads = problem.statistics.summed_heads() == ColumnSums::kv_heads;
   const std::int64_t group = problem.h_q / problem.h_kv;
   params.group = static_cast<int>(group);
-  params.heads = static_cast<int>(of_kv_heads ? problem.h_kv : problem.h_q);
+  params.heads = static_cast<int>(summed_heads(problem));
   params.splits = static_cast<int>(of_kv_heads ? group : 1);
   params.m_blocks = static_cast<int>(problem.varlen ? slots(problem.total_kv, spec.tile_n, problem.b)
                                                     : (problem.s_kv + spec.tile_n - 1) / spec.tile_n);

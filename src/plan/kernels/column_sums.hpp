@@ -11,6 +11,12 @@ struct ColumnSumsPass {
   friend bool operator==(const ColumnSumsPass&, const ColumnSumsPass&) = default;
 };
 
+/// The keys of the greatest column sums. Its spec is a head alone.
+struct TopKeys {
+  static const Kernel& kernel() noexcept;
+  friend bool operator==(const TopKeys&, const TopKeys&) = default;
+};
+
 }  // namespace fa::plan
 
 #endif  // FA_SRC_PLAN_KERNELS_COLUMN_SUMS_HPP_

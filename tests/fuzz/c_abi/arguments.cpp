@@ -1,5 +1,6 @@
 #include "fuzz/c_abi/arguments.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -151,7 +152,8 @@ void Arguments::spoil_fields(fa_config& value) {
                                     &value.group_size,      &value.key_scales,
                                     &value.value_scales,    &value.precise,
                                     &value.max_logit,       &value.max_logit_by_head,
-                                    &value.entropy,         &value.column_sums}) {
+                                    &value.entropy,         &value.column_sums,
+                                    &value.top_keys}) {
     spoil(field);
   }
   for (std::int64_t* const field : {&value.window_left, &value.window_right, &value.chunk, &value.page_size}) {
@@ -213,6 +215,7 @@ GivenConfig Arguments::config(bool host) {
     value.max_logit_by_head = value.max_logit != 0 && random_.one_in(2);
     value.entropy = random_.one_in(2);
     value.column_sums = static_cast<std::int32_t>(random_.below(3));
+    if (random_.one_in(2)) value.top_keys = static_cast<std::int32_t>(1 + random_.below(random_.one_in(4) ? 1024 : 20));
   }
   value.debug = random_.one_in(6);
   set_cache(&value);
@@ -638,8 +641,12 @@ void Arguments::set_statistics(const GivenConfig& config, const Sizes& given, co
                                                             : statistic(config, given, Use::output);
   }
   if ((config.seen.entropy != 0) != bad()) outputs->entropy = statistic(config, given, Use::output);
-  if ((config.seen.column_sums != 0) == bad()) return;
   const std::int64_t heads = config.seen.column_sums == FA_COLUMN_SUMS_KV_HEADS ? given.h_kv : given.h_q;
+  if ((config.seen.top_keys != 0) != bad()) {
+    outputs->top_keys = tensor(FA_I32, {given.b, heads, std::clamp(config.seen.top_keys, 0, 4096)}, Use::output, false);
+    if (random_.one_in(2)) return;
+  }
+  if ((config.seen.column_sums != 0) == bad()) return;
   const std::int64_t keys = k.rank == 4 ? k.shape[2] : k.shape[0];
   outputs->column_sums = config.seen.varlen != 0 ? tensor(dtype, {heads, keys}, Use::output, false)
                                                  : tensor(dtype, {given.b, heads, keys}, Use::output, false);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include <fa/attention.hpp>
@@ -67,6 +68,11 @@ class Call {
       const bool of_kv = wanted.column_sums == ColumnSums::kv_heads;
       to.statistics.column_sums = TensorView(sums.data(), DType::f64, {c_.b, of_kv ? c_.h_kv : c_.h_q, c_.s_kv});
     }
+    if (wanted.top_keys > 0) {
+      const bool of_kv = wanted.column_sums == ColumnSums::kv_heads;
+      to.statistics.top_keys =
+          TensorView(top_keys.data(), DType::i32, {c_.b, of_kv ? c_.h_kv : c_.h_q, std::int64_t{wanted.top_keys}});
+    }
     return to;
   }
   void run() { Attention::create(config, Device::host()).forward(inputs(), outputs()); }
@@ -118,12 +124,26 @@ class Call {
     for (std::size_t j = 0; wanted.column_sums != ColumnSums::none && j < columns.size(); ++j) {
       EXPECT_NEAR(sums[j], columns[j], 1e-11) << j;
     }
+    for (std::int64_t row = 0; wanted.top_keys != 0 && row < c_.b * heads; ++row) expect_top(columns, row);
+  }
+
+  void expect_top(const std::vector<double>& columns, std::int64_t row) const {
+    const auto count = static_cast<std::size_t>(config.statistics.top_keys);
+    const double* const of_row = columns.data() + row * c_.s_kv;
+    std::vector<std::int32_t> order(static_cast<std::size_t>(c_.s_kv));
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::stable_sort(order, [&](std::int32_t i, std::int32_t j) { return of_row[i] > of_row[j]; });
+    order.resize(count, -1);
+    for (std::size_t i = 0; i < count; ++i) {
+      EXPECT_EQ(top_keys[static_cast<std::size_t>(row) * count + i], order[i]) << row << ", " << i;
+    }
   }
 
   AttentionConfig config;
   std::function<double(double)> score = [](double s) { return s; };
   std::function<bool(std::int64_t, std::int64_t)> keeps = [](std::int64_t, std::int64_t) { return true; };
   std::vector<double> max_logit = std::vector<double>(2 * 4 * 150), entropy = max_logit, sums = max_logit;
+  std::vector<std::int32_t> top_keys = std::vector<std::int32_t>(2 * 4 * 1024, 77);
 
  private:
   TensorView of_rows(std::vector<double>& values) const {
@@ -205,6 +225,77 @@ TEST(HostStatistics, OfNoRowsAreNothing) {
   EXPECT_EQ(call.sums[4 * 150 * 2 - 1], 0);
 }
 
+TEST(HostStatistics, TopKeysAreThoseOfTheGreatestSums) {
+  for (const ColumnSums heads : {ColumnSums::none, ColumnSums::query_heads, ColumnSums::kv_heads}) {
+    for (const int count : {1, 9, 150, 151, 1024}) {
+      Call call(small_case());
+      call.config.statistics = {MaxLogit::none, false, false, heads, count};
+      call.run();
+      call.expect_exact();
+      const std::vector<std::int32_t> with = call.top_keys;
+      ForwardOutputs outputs = call.outputs();
+      outputs.statistics.column_sums = {};
+      std::ranges::fill(call.top_keys, 77);
+      Attention::create(call.config, Device::host()).forward(call.inputs(), outputs);
+      EXPECT_EQ(call.top_keys, with) << "without a tensor for the sums";
+    }
+  }
+}
+
+/// Keys that no row sees are all alike, and come in order behind those that some row sees.
+TEST(HostStatistics, TopKeysOfHiddenKeysComeInOrder) {
+  AttentionCase c = small_case();
+  c.causal = true;
+  c.s_q = 4;
+  Call call(c);
+  call.config.causal_align = CausalAlign::top_left;
+  call.config.statistics = {MaxLogit::none, false, false, ColumnSums::none, 8};
+  call.run();
+  EXPECT_EQ(std::vector<std::int32_t>(call.top_keys.begin() + 4, call.top_keys.begin() + 8),
+            (std::vector<std::int32_t>{4, 5, 6, 7}));
+}
+
+TEST(HostStatistics, TopKeysOfNoRowsAreNone) {
+  AttentionCase c = small_case();
+  c.s_q = 0;
+  Call call(c);
+  call.config.statistics = {MaxLogit::none, false, false, ColumnSums::query_heads, 3};
+  call.run();
+  EXPECT_EQ(std::count(call.top_keys.begin(), call.top_keys.begin() + 2 * 4 * 3, -1), 2 * 4 * 3);
+  EXPECT_EQ(call.top_keys[2 * 4 * 3], 77);
+}
+
+TEST(HostStatistics, TopKeysOfNoKeysAreNone) {
+  AttentionCase c = small_case();
+  c.s_kv = 0;
+  Call call(c);
+  call.config.statistics = {MaxLogit::none, false, false, ColumnSums::none, 3};
+  call.run();
+  EXPECT_EQ(std::count(call.top_keys.begin(), call.top_keys.begin() + 2 * 4 * 3, -1), 2 * 4 * 3);
+}
+
+TEST(HostStatistics, TopKeysPutNansFirst) {
+  std::vector<float> q{1, 0, 0, 0, 0, 0, 0, 0}, k(5 * 8, 0.F), o(8), lse(1);
+  k[2 * 8] = 3;
+  k[3 * 8] = std::numeric_limits<float>::quiet_NaN();
+  AttentionConfig config;
+  config.head_dim = 8;
+  config.dtype = DType::f32;
+  config.mask = MaskFunction{"kv != 3"};  // whose score is NaN, and its P 0
+  config.statistics.top_keys = 5;
+  std::vector<std::int32_t> keys(5);
+  ForwardOutputs outputs{
+      TensorView(o.data(), DType::f32, {1, 1, 1, 8}), TensorView(lse.data(), DType::f32, {1, 1, 1}), {}};
+  outputs.statistics.top_keys = TensorView(keys.data(), DType::i32, {1, 1, 5});
+  const TensorView all(k.data(), DType::f32, {1, 1, 5, 8});
+  const ForwardInputs inputs{TensorView(q.data(), DType::f32, {1, 1, 1, 8}), all, all};
+  Attention::create(config, Device::host()).forward(inputs, outputs);
+  EXPECT_EQ(keys, (std::vector<std::int32_t>{2, 0, 1, 4, 3}));
+  config.mask = {};
+  Attention::create(config, Device::host()).forward(inputs, outputs);
+  EXPECT_EQ(keys, (std::vector<std::int32_t>{0, 1, 2, 3, 4})) << "one NaN makes all of them NaN";
+}
+
 TEST(Statistics, RefuseWhatTheyCannotBeOf) {
   const auto refuses = [](const char* name, const std::function<void(AttentionConfig&)>& change) {
     AttentionConfig config;
@@ -222,6 +313,16 @@ TEST(Statistics, RefuseWhatTheyCannotBeOf) {
   refuses("statistics.max_logit", [](AttentionConfig& c) { c.statistics.max_logit = static_cast<MaxLogit>(3); });
   refuses("statistics.column_sums", [](AttentionConfig& c) { c.statistics.column_sums = static_cast<ColumnSums>(3); });
   refuses("dtype", [](AttentionConfig& c) { c.dtype = DType::e4m3; });
+  refuses("statistics.top_keys", [](AttentionConfig& c) { c.statistics.top_keys = -1; });
+  refuses("statistics.top_keys", [](AttentionConfig& c) { c.statistics.top_keys = kMaxTopKeys + 1; });
+  refuses("page_size", [](AttentionConfig& c) {
+    c.statistics = {MaxLogit::none, false, false, ColumnSums::none, 1};
+    c.page_size = 16;
+  });
+  refuses("v_dtype", [](AttentionConfig& c) {
+    c.statistics = {MaxLogit::none, false, false, ColumnSums::none, 1};
+    c.v_dtype = DType::i8;
+  });
   AttentionConfig config;
   config.head_dim = 64;
   config.statistics.max_logit_by_head = true;
@@ -231,6 +332,7 @@ TEST(Statistics, RefuseWhatTheyCannotBeOf) {
 TEST(Statistics, RefuseTensorsThatDoNotFit) {
   const auto refuses = [](const char* name, const std::function<void(ForwardOutputs&)>& change) {
     Call call(small_case());
+    call.config.statistics.top_keys = 5;
     const Attention attention = Attention::create(call.config, Device::host());
     ForwardOutputs outputs = call.outputs();
     change(outputs);
@@ -242,6 +344,18 @@ TEST(Statistics, RefuseTensorsThatDoNotFit) {
   refuses("entropy", [](ForwardOutputs& out) { out.statistics.entropy.strides[2] = 2; });
   refuses("entropy", [](ForwardOutputs& out) { out.statistics.entropy.read_only = true; });
   refuses("column_sums", [](ForwardOutputs& out) { out.statistics.column_sums.shape[1] = 2; });
+  refuses("top_keys", [](ForwardOutputs& out) { out.statistics.top_keys = {}; });
+  refuses("top_keys", [](ForwardOutputs& out) { out.statistics.top_keys.shape[2] = 4; });
+  refuses("top_keys", [](ForwardOutputs& out) { out.statistics.top_keys.shape[1] = 2; });
+  refuses("top_keys", [](ForwardOutputs& out) { out.statistics.top_keys.dtype = DType::f32; });
+  refuses("top_keys", [](ForwardOutputs& out) { out.statistics.top_keys.strides[2] = 2; });
+  refuses("top_keys", [](ForwardOutputs& out) { out.statistics.top_keys.read_only = true; });
+  refuses("top_keys", [](ForwardOutputs& out) { out.statistics.top_keys.data = nullptr; });
+  refuses("top_keys", [](ForwardOutputs& out) { out.statistics.top_keys.data = out.statistics.column_sums.data; });
+  refuses("lse", [](ForwardOutputs& out) {
+    out.lse = {};
+    out.statistics.column_sums = {};
+  });
   refuses("lse", [](ForwardOutputs& out) { out.lse = {}; });
   refuses("max_logit", [](ForwardOutputs& out) { out.statistics.max_logit.data = out.lse.data; });
   Call call(small_case());
@@ -250,6 +364,9 @@ TEST(Statistics, RefuseTensorsThatDoNotFit) {
   ForwardOutputs outputs = all.outputs();
   const Attention attention = Attention::create(call.config, Device::host());
   expect_invalid("max_logit", [&] { attention.forward(call.inputs(), outputs); });
+  outputs = call.outputs();
+  outputs.statistics.top_keys = TensorView(call.top_keys.data(), DType::i32, {2, 4, 5});
+  expect_invalid("top_keys", [&] { attention.forward(call.inputs(), outputs); });
 }
 
 }  // namespace

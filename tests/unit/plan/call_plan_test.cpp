@@ -117,6 +117,56 @@ TEST(CallPlan, TheSm80FamilyTakesWhatIsBehindTheMaps) {
   EXPECT_EQ(params.next_tile, nullptr);
 }
 
+TEST(CallPlan, TopKeysComeBehindSumsThatMayBeInTheWorkspace) {
+  for (const bool counted : {false, true}) {
+    Problem p = some_problem(counted ? 8192 : 512, true);
+    if (counted) p.d_qk = p.d_v = 128;
+    p.h_kv = 2;
+    p.statistics = {MaxLogit::none, false, false, ColumnSums::kv_heads, 5};
+    Planned alone;
+    plan_forward_call(p, {}, false, &alone);
+    EXPECT_EQ(alone.kernels[Role::attention].dynamic(), counted);
+    EXPECT_EQ(text_of(alone.call, alone.kernels),
+              (Names{counted ? "fa_sm90_forward" : "+fa_sm90_forward", "fa_column_sums", "fa_top_keys"}));
+    const WorkspaceLayout& layout = alone.call.workspace;
+    EXPECT_EQ(layout.bytes(Section::column_sums), sizeof(float) * static_cast<std::size_t>(2 * 2 * p.s_kv));
+    EXPECT_LE(layout.bytes(), forward_workspace_size(p, {}, 132).bytes);
+    alone.call.bind(layout.addresses(at(kBase), nullptr));
+    const CallPlan::ForwardParams& params = alone.call.forward_params;
+    EXPECT_EQ(params.sums.column_sums, reinterpret_cast<float*>(kBase + layout.offset(Section::column_sums)));
+    EXPECT_EQ(params.top_keys.sums, params.sums.column_sums);
+    EXPECT_EQ(params.top_keys.count, 5);
+    EXPECT_EQ(params.top_keys.heads, 2);
+    EXPECT_EQ(alone.call.step(Role::top_keys)->grid, 2 * 2);
+    EXPECT_EQ(alone.call.step(Role::top_keys)->params, &params.top_keys);
+
+    ForwardTensors given = forward_tensors(p);
+    given.statistics.column_sums = TensorView(at(kLists), DType::f32, {2, 2, p.s_kv});
+    given.statistics.top_keys = TensorView(at(kBase), DType::i32, {2, 2, 5});
+    CallPlan call;
+    plan_call(p, choose(p, {}), alone.kernels, given, {0.5, 132, false, {}}, call);
+    EXPECT_FALSE(call.workspace.has(Section::column_sums));
+    call.bind(call.workspace.addresses(at(kBase), nullptr));
+    EXPECT_EQ(call.forward_params.sums.column_sums, reinterpret_cast<float*>(kLists));
+    EXPECT_EQ(call.forward_params.top_keys.sums, reinterpret_cast<float*>(kLists));
+    EXPECT_EQ(call.forward_params.top_keys.keys, reinterpret_cast<std::int32_t*>(kBase));
+  }
+}
+
+TEST(CallPlan, TopKeysOfPackedBatches) {
+  Problem p = some_problem(512);
+  p.varlen = true;
+  p.b = 7;
+  p.total_q = p.total_kv = 900;
+  p.statistics.top_keys = 9;  // of query heads
+  Planned planned;
+  plan_forward_call(p, {}, false, &planned);
+  EXPECT_EQ(planned.call.workspace.bytes(Section::column_sums), sizeof(float) * 4 * 900);
+  EXPECT_TRUE(planned.kernels[Role::top_keys].varlen);
+  EXPECT_EQ(planned.call.step(Role::top_keys)->grid, 7 * 4);
+  EXPECT_EQ(planned.call.forward_params.top_keys.sequences.total_kv, 900);
+}
+
 TEST(CallPlan, CountersAndNormsAreClearedInOnePlace) {
   Problem p = some_problem(8192, true);
   p.d_qk = p.d_v = 128;

@@ -780,6 +780,14 @@ TEST(Planner, StatisticsOfRowsAreOfWholeRows) {
   problem.page_size = 0;
   problem.statistics = {MaxLogit::none, false, false, ColumnSums::kv_heads};  // a pass of its own
   EXPECT_GT(choose(problem, {}).splits, 1);
+  EXPECT_EQ(plan_forward(problem, {}).top_keys.warps, 0);
+  problem.statistics = {};
+  problem.statistics.top_keys = 3;
+  const ForwardPlan plan = plan_forward(problem, {});
+  EXPECT_EQ(kernel_name(plan.top_keys), "fa_top_keys");
+  EXPECT_EQ(kernel_name(plan.sums), "fa_column_sums");
+  const std::vector<Alternatives> kernels = kernels_of(plan);
+  EXPECT_NE(std::ranges::find(kernels, Alternatives{plan.top_keys}), kernels.end());
 }
 
 }  // namespace

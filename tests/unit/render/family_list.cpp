@@ -105,7 +105,7 @@ void add_turing(Families& all) {
     all.forward(name + " functions", packed(problem));
     all.backward(name + " functions", packed(problem), false);
     problem = problem_of("sm_75", dtype, 128, 128, true);
-    problem.statistics = {MaxLogit::softmax, false, true, ColumnSums::query_heads};
+    problem.statistics = {MaxLogit::softmax, false, true, ColumnSums::query_heads, 16};
     all.forward(name + " statistics", problem);
     problem = problem_of("sm_75", dtype, 128, 128, true);
     for (const int page_size : {16, static_cast<int>(kContiguous)}) {
@@ -189,6 +189,7 @@ void add_others(const char* arch, Families& all) {
   plan::Problem problem = problem_of(arch, DType::bf16, 128, 128, true);
   for (const MaxLogit max_logit : {MaxLogit::softmax, MaxLogit::scaled}) {
     problem.statistics = {max_logit, false, max_logit == MaxLogit::softmax, ColumnSums::query_heads};
+    problem.statistics.top_keys = max_logit == MaxLogit::softmax ? 16 : 0;
     all.forward(fmt::format("{} statistics", arch), problem);
   }
   problem.statistics = {};
