@@ -66,6 +66,7 @@ std::string text_of(const Statistics& statistics) {
   if (statistics.column_sums != ColumnSums::none) {
     text += statistics.column_sums == ColumnSums::kv_heads ? " column_sums=kv_heads" : " column_sums=query_heads";
   }
+  if (statistics.top_keys != 0) text += " top_keys=" + std::to_string(statistics.top_keys);
   return text;
 }
 
@@ -278,6 +279,8 @@ BenchTensors::BenchTensors(const BenchProblem& problem, int sets)
       max_logit_(problem.statistics.max_logit != MaxLogit::none ? statistic_bytes(problem, q_rows(problem)) : 0),
       entropy_(problem.statistics.entropy ? statistic_bytes(problem, q_rows(problem)) : 0),
       column_sums_(problem.statistics.column_sums != ColumnSums::none ? statistic_bytes(problem, kv_rows(problem)) : 0),
+      top_keys_(static_cast<std::size_t>(problem.shape.b * problem.shape.h_q * problem.statistics.top_keys) *
+                sizeof(std::int32_t)),
       dout_(problem.op == Operation::backward ? o_.size() : 0),
       dq_(problem.op == Operation::backward ? q_.size() : 0),
       dk_(problem.op == Operation::backward ? k_.size() : 0),
@@ -495,6 +498,11 @@ ForwardOutputs BenchTensors::outputs(int set) const {
   if (wanted.column_sums != ColumnSums::none) {
     const bool of_kv = wanted.column_sums == ColumnSums::kv_heads;
     result.statistics.column_sums = rows(column_sums_.data(), of_kv ? shape.h_kv : shape.h_q, true);
+  }
+  if (wanted.top_keys != 0) {
+    const bool of_kv = wanted.summed_heads() == ColumnSums::kv_heads;
+    result.statistics.top_keys =
+        TensorView(top_keys_.data(), DType::i32, {shape.b, of_kv ? shape.h_kv : shape.h_q, wanted.top_keys});
   }
   return result;
 }

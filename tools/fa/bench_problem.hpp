@@ -177,6 +177,7 @@ class BenchTensors {
   DeviceBuffer max_logit_;  ///< this and the next two: empty unless they are asked for; of all sets
   DeviceBuffer entropy_;
   DeviceBuffer column_sums_;
+  DeviceBuffer top_keys_;
   DeviceBuffer dout_;  ///< this and the gradients: empty unless the problem is one of backward
   DeviceBuffer dq_;
   DeviceBuffer dk_;

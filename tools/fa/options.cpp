@@ -256,6 +256,8 @@ void add_statistics_options(CLI::App& command, Statistics* statistics) {
       {"none", ColumnSums::none}, {"query_heads", ColumnSums::query_heads}, {"kv_heads", ColumnSums::kv_heads}};
   add_choice(command, "--column-sums", &statistics->column_sums, sums, "Forward: P summed over rows, of these heads")
       ->group(group);
+  command.add_option("--top-keys", statistics->top_keys, "Forward: so many keys of the greatest sums, of each head")
+      ->group(group);
 }
 
 void add_invariance_option(CLI::App& command, Invariance* invariance) {

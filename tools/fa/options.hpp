@@ -49,7 +49,7 @@ void add_stored_options(CLI::App& command, std::optional<DType>* k_dtype, std::o
                         int* group_size);
 void add_o_dtype_option(CLI::App& command, std::optional<DType>* o_dtype);
 void add_key_scales_options(CLI::App& command, bool* key_scales, bool* value_scales, bool* precise);
-/// Adds --max-logit, --max-logit-by-head, --entropy and --column-sums.
+/// Adds --max-logit, --max-logit-by-head, --entropy, --column-sums and --top-keys.
 void add_statistics_options(CLI::App& command, Statistics* statistics);
 
 /// Adds --invariance.

@@ -44,6 +44,11 @@ void add_statistics(const AttentionConfig& config, const RunInputs& inputs, cons
         make_tensor(dtype, wanted.max_logit_by_head ? std::vector<std::int64_t>{shape.h_q} : rows);
   }
   if (wanted.entropy) outputs->statistics["entropy"] = make_tensor(dtype, rows);
+  if (wanted.top_keys > 0) {
+    const bool of_kv = wanted.summed_heads() == ColumnSums::kv_heads;
+    outputs->statistics["top_keys"] =
+        make_tensor(DType::i32, {shape.b, of_kv ? shape.h_kv : shape.h_q, wanted.top_keys});
+  }
   if (wanted.column_sums == ColumnSums::none) return;
   std::vector<std::int64_t> keys = inputs.k.shape;
   keys.pop_back();

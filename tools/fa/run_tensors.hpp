@@ -62,7 +62,7 @@ struct RunGradients {
 struct RunOutputs {
   tools::Tensor o;
   tools::Tensor lse;
-  /// "max_logit", "entropy" and "column_sums", where asked for; and "p", where there is a dump.
+  /// "max_logit", "entropy", "column_sums" and "top_keys", where asked for; and "p", where there is a dump.
   std::map<std::string, tools::Tensor> statistics = {};
   std::optional<RunGradients> gradients = std::nullopt;
   std::optional<RunDump> dump = std::nullopt;
@@ -116,9 +116,10 @@ ForwardOutputs forward_outputs(Outputs& outputs, const MakeView& make_view) {
     const auto found = outputs.statistics.find(name);
     return found == outputs.statistics.end() ? TensorView{} : make_view(found->second);
   };
-  ForwardOutputs result{make_view(outputs.o),
-                        make_view(outputs.lse),
-                        {statistic("max_logit"), statistic("entropy"), statistic("column_sums")}};
+  ForwardOutputs result{
+      make_view(outputs.o),
+      make_view(outputs.lse),
+      {statistic("max_logit"), statistic("entropy"), statistic("column_sums"), statistic("top_keys")}};
   if (outputs.dump) result.dump = {statistic("p"), outputs.dump->b, outputs.dump->h};
   return result;
 }
