@@ -74,7 +74,7 @@ class Config(Struct):
         *_many("accumulate value_in_key", ctypes.c_int32),
         *_many("has_k_dtype k_dtype has_v_dtype v_dtype", ctypes.c_int32),
         *_many("invariance debug has_o_dtype o_dtype group_size key_scales value_scales precise", ctypes.c_int32),
-        *_many("max_logit max_logit_by_head entropy column_sums", ctypes.c_int32),
+        *_many("max_logit max_logit_by_head entropy column_sums top_keys reserved", ctypes.c_int32),
     ]
 
 
@@ -181,7 +181,8 @@ class ProbabilityDump(Struct):
 
 
 class ForwardOutputs(Struct):
-    _fields_ = [*_HEAD, *_many("o lse max_logit entropy column_sums", _Pointer(Tensor)), ("dump", _Pointer(ProbabilityDump))]
+    _fields_ = [*_HEAD, *_many("o lse max_logit entropy column_sums", _Pointer(Tensor)), ("dump", _Pointer(ProbabilityDump)),
+                ("top_keys", _Pointer(Tensor))]
 
 
 class ErrorLocation(Struct):

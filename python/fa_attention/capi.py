@@ -242,7 +242,8 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
                 cache_mode: str = "disk", cache_directory: str = "", compile: str = "allow",
                 host_f64: bool = False, o_dtype: Optional[object] = None, group_size: int = 0,
                 key_scales: bool = False, value_scales: bool = False, precise: bool = False, max_logit: str = "none",
-                max_logit_by_head: bool = False, entropy: bool = False, column_sums: str = "none") -> _abi.Config:
+                max_logit_by_head: bool = False, entropy: bool = False, column_sums: str = "none",
+                top_keys: int = 0) -> _abi.Config:
     """The fields of fa_config; score, mask: what `function` makes; page_size: k and v are pages [pages, h_kv, page_size,
     d], -1: a contiguous cache [rows, h_kv, s_max, d]; accumulate: forward adds to what o and lse hold; value_in_key: V is the first so many columns of K, and v None;
     k_dtype, v_dtype: what K, and V, of a cache are stored as, "float8_e4m3fn", "int8" or "uint8", bytes of two codes of 4
@@ -251,8 +252,8 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
     kernel is fixed, in words, "tile_m=192 stages=2"; cache_mode: where compiled kernels are kept; compile: whether some may be
     compiled; host_f64: the host device accumulates in double; o_dtype: with a dtype of
     "float8_e4m3fn" or "float8_e5m2", or "int8", of q and k beside a v of "float8_e4m3fn", what o is of; key_scales, value_scales: each key has a scale for its row of
-    k, of v, then; precise: P and V of these are multiplied as f16; max_logit ("softmax", "scaled"), max_logit_by_head, entropy, column_sums ("query_heads", "kv_heads"): what
-    forward tells of scores and of P."""
+    k, of v, then; precise: P and V of these are multiplied as f16; max_logit ("softmax", "scaled"), max_logit_by_head, entropy, column_sums ("query_heads", "kv_heads"),
+    top_keys (how many of each head): what forward tells of scores and of P."""
     override = _abi.KernelOverride(family=_number("family", FAMILIES, family), text=kernel.encode())
     backward_override = _abi.KernelOverride(family=_number("backward_family", FAMILIES, backward_family),
                                             text=backward_kernel.encode())
@@ -270,7 +271,7 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
         has_o_dtype=int(o_dtype is not None), o_dtype=0 if o_dtype is None else _views.dtype_code("o_dtype", o_dtype),
         group_size=int(group_size), key_scales=int(key_scales), value_scales=int(value_scales), precise=int(precise),
         max_logit=_number("max_logit", MAX_LOGITS, max_logit), max_logit_by_head=int(max_logit_by_head), entropy=int(entropy),
-        column_sums=_number("column_sums", COLUMN_SUMS, column_sums),
+        column_sums=_number("column_sums", COLUMN_SUMS, column_sums), top_keys=int(top_keys),
         has_window_left=int(window_left is not None), window_left=int(window_left or 0),
         has_window_right=int(window_right is not None), window_right=int(window_right or 0), kernel=ctypes.pointer(override),
         kernel_backward=ctypes.pointer(backward_override))
@@ -325,14 +326,14 @@ class Attention:
                      v_scale: Any = None, q_scale: Any = None, place: Optional[_abi.ShardPlace] = None,
                      max_multiprocessors: int = 0, max_logit: Any = None, entropy: Any = None,
                      column_sums: Any = None, dump: Optional[tuple[Any, int, int]] = None,
-                     row_bias: Any = None) -> Callable[[], None]:
+                     row_bias: Any = None, top_keys: Any = None) -> Callable[[], None]:
         """A callable that queues the same forward again and again; it keeps the arrays alive. captures: arrays or numbers
         by name; tiles: what `mask_tiles` makes; cache: what `paged_cache` makes, with `requests` as sequences; schedule: what
         `bind_schedule` fills for the same lengths; prefixes: levels that `shared_prefix` makes; k_scale, v_scale: float32, of
         the rows of k and v without their last axis, where these are stored in 8 bits. Of 8-bit floats they are [b, h_kv], and
         q_scale [b, h_q, s_q] or [b, h_q]; row_bias, with int8, what is added to q k of a row, likewise. place: what `shard_place` makes, of a part of a larger attention;
         max_multiprocessors: how many the attention kernel takes at a time, 0 all; max_logit, entropy, column_sums: float32
-        arrays for the statistics that the attention was made with; dump: (p, b, h), of an attention made with `debug`: p
+        arrays, and top_keys an int32 one, for the statistics that the attention was made with; dump: (p, b, h), of an attention made with `debug`: p
         [s_q, s_kv], float32, gets P of that batch entry and query head."""
         inputs = _abi.ForwardInputs(**_pointers(q=q, k=k, v=v, k_scale=k_scale, v_scale=v_scale, q_scale=q_scale,
                                                 row_bias=row_bias),
@@ -340,8 +341,9 @@ class Attention:
                                     schedule=_reference(schedule), **_prefixes(prefixes), place=_reference(place),
                                     max_multiprocessors=int(max_multiprocessors))
         outputs = _abi.ForwardOutputs(
-            **_pointers(o=o, lse=lse, max_logit=max_logit, entropy=entropy, column_sums=column_sums), dump=_dump(dump))
-        keep = (q, k, dump, v, o, lse, max_logit, entropy, column_sums, captures, sink, sequences, dropout, tiles, cache, schedule, list(prefixes), k_scale, v_scale,
+            **_pointers(o=o, lse=lse, max_logit=max_logit, entropy=entropy, column_sums=column_sums,
+                        top_keys=top_keys), dump=_dump(dump))
+        keep = (q, k, dump, v, o, lse, max_logit, entropy, column_sums, top_keys, captures, sink, sequences, dropout, tiles, cache, schedule, list(prefixes), k_scale, v_scale,
                 q_scale, place, row_bias)
         return self._bind("fa_forward", inputs, outputs, stream, workspace, keep)
 

@@ -51,11 +51,24 @@ def test_kv_heads_and_functions(device):
     assert (got.max_logit - scores.amax(-1)).abs().max() <= 1e-4
     assert (got.column_sums - p.sum(2).view(B, H_KV, H_Q // H_KV, S_KV).sum(2)).abs().max() <= 1e-3
     assert got.entropy is None
-    k_most = got.column_sums.topk(5, -1).indices
-    assert k_most.shape == (B, H_KV, 5)
+    assert got.top_keys is None
+
+
+@pytest.mark.parametrize("heads", ["none", "query_heads", "kv_heads"])
+def test_top_keys_are_those_of_a_stable_sort(device, heads):
+    q, k, v = tensors(device)
+    got = attention_statistics(q, k, v, causal=True, column_sums=heads, top_keys=S_KV + 3)
+    sums = got.column_sums if heads != "none" else attention_statistics(q, k, v, causal=True, column_sums="query_heads").column_sums
+    assert got.top_keys.dtype == torch.int32 and got.top_keys.shape == (*sums.shape[:2], S_KV + 3)
+    assert torch.equal(got.top_keys[..., :S_KV].long(), sums.sort(dim=-1, descending=True, stable=True).indices)
+    assert (got.top_keys[..., S_KV:] == -1).all()
+    few = attention_statistics(q, k, v, causal=True, column_sums=heads, top_keys=5)
+    assert torch.equal(few.top_keys, got.top_keys[..., :5])
 
 
 def test_what_is_refused(device):
     q, k, v = tensors(device)
     refused(ValueError, lambda: attention_statistics(q, k, v, max_logit="largest"), "max_logit")
     refused(ValueError, lambda: attention_statistics(q, k, v, max_logit_by_head=True), "max_logit_by_head")
+    refused(ValueError, lambda: attention_statistics(q, k, v, top_keys=-1), "top_keys")
+    refused(ValueError, lambda: attention_statistics(q, k, v, top_keys=1025), "top_keys")
