@@ -1,5 +1,5 @@
 // What forward tells of its scores and of P: QK-clip bounds the greatest logit of each head by scaling its queries and
-// keys, and the sums of P over rows say which keys of a cache count least.
+// keys, and the sums of P over rows say which keys of a cache count most and least.
 
 #include <algorithm>
 #include <cmath>
@@ -13,6 +13,7 @@
 namespace {
 
 constexpr std::int64_t kHeads = 4, kLength = 64, kHeadDim = 16;
+constexpr int kKept = 3;
 constexpr float kMostLogit = 2;
 
 using Numbers = std::vector<float>;
@@ -25,6 +26,7 @@ struct Statistics {
   Numbers greatest = Numbers(kHeads);
   Numbers entropy = Numbers(kHeads * kLength);
   Numbers sums = Numbers(kHeads * kLength);
+  std::vector<std::int32_t> top = std::vector<std::int32_t>(kHeads * kKept);
 };
 
 Statistics statistics_of(const fa::Attention& attention, Numbers& q, Numbers& k, Numbers& v) {
@@ -34,6 +36,7 @@ Statistics statistics_of(const fa::Attention& attention, Numbers& q, Numbers& k,
   outputs.statistics.max_logit = fa::TensorView(result.greatest.data(), fa::DType::f32, {kHeads});
   outputs.statistics.entropy = fa::TensorView(result.entropy.data(), fa::DType::f32, {1, kHeads, kLength});
   outputs.statistics.column_sums = fa::TensorView(result.sums.data(), fa::DType::f32, {1, kHeads, kLength});
+  outputs.statistics.top_keys = fa::TensorView(result.top.data(), fa::DType::i32, {1, kHeads, kKept});
   attention.forward({heads_of(q), heads_of(k), heads_of(v)}, outputs);
   return result;
 }
@@ -50,7 +53,7 @@ int run() {
   config.head_dim = kHeadDim;
   config.dtype = fa::DType::f32;
   config.causal = true;
-  config.statistics = {fa::MaxLogit::softmax, true, true, fa::ColumnSums::query_heads};
+  config.statistics = {fa::MaxLogit::softmax, true, true, fa::ColumnSums::query_heads, kKept};
   const auto attention = fa::Attention::create(config, fa::Device::host());
   const Statistics before = statistics_of(attention, q, k, v);
 
@@ -68,11 +71,12 @@ int run() {
   for (std::size_t head = 0; head < kHeads; ++head) {
     const auto row = after.sums.begin() + static_cast<std::ptrdiff_t>(head) * kLength;
     const float all = std::accumulate(row, row + kLength, 0.f);
-    const auto least = std::min_element(row, row + kLength) - row;
-    std::printf(
-        "head %zu: greatest logit %.2f, clipped %.2f; entropy of the last row %.2f nats; key %td counts least\n", head,
-        before.greatest[head], after.greatest[head], after.entropy[(head + 1) * kLength - 1], least);
-    right = right && after.greatest[head] <= kMostLogit * 1.0001f && std::abs(all - kLength) < 1e-3f;
+    const auto least = std::min_element(row, row + kLength) - row, most = std::max_element(row, row + kLength) - row;
+    const std::int32_t* const top = after.top.data() + head * kKept;
+    std::printf("head %zu: greatest logit %.2f, clipped %.2f; entropy of the last row %.2f nats; ", head,
+                before.greatest[head], after.greatest[head], after.entropy[(head + 1) * kLength - 1]);
+    std::printf("keys %d, %d and %d count most, key %td least\n", top[0], top[1], top[2], least);
+    right = right && top[0] == most && after.greatest[head] <= kMostLogit * 1.0001f && std::abs(all - kLength) < 1e-3f;
   }
   return right && before.greatest.back() > kMostLogit ? 0 : 1;
 }
