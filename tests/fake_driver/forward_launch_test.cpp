@@ -86,6 +86,39 @@ TEST_F(ForwardLaunches, NormsAreLookedForBeforeKeysAreLeftOut) {
   }
 }
 
+TEST_F(ForwardLaunches, TopKeysComeBehindTheSumsOfTheirHeads) {
+  config_.statistics.top_keys = 6;
+  const Attention attention = Attention::create(config_);
+  const std::size_t sums = sizeof(float) * 4 * 16 * 512;
+  const std::size_t bytes = attention.workspace_size(shape_of(512));
+  EXPECT_GE(bytes, sums);
+  const auto call_with = [&](std::int64_t s_q, const Workspace& workspace) {
+    const TensorView rows(kMemory, DType::bf16, {4, 16, s_q, kHeadDim}),
+        keys(kMemory, DType::bf16, {4, 16, 512, kHeadDim});
+    const auto at = [](int place) {
+      return reinterpret_cast<void*>((std::uintptr_t{1} << 42) +
+                                     (std::uintptr_t{1} << 32) * static_cast<unsigned>(place));
+    };
+    ForwardOutputs to{TensorView(at(0), DType::bf16, {4, 16, s_q, kHeadDim}),
+                      TensorView(at(1), DType::f32, {4, 16, s_q})};
+    to.statistics.top_keys = TensorView(at(2), DType::i32, {4, 16, 6});
+    launches_().clear();
+    attention.forward({rows, keys, keys}, to, nullptr, workspace);
+  };
+  call_with(512, {reinterpret_cast<void*>(std::uintptr_t{1} << 43), bytes});
+  ASSERT_EQ(launches_().size(), 3U);
+  EXPECT_EQ(launches_()[1].kernel, "fa_column_sums");
+  EXPECT_EQ(launches_()[2].kernel, "fa_top_keys");
+  EXPECT_EQ(launches_()[2].grid, 4U * 16);
+  EXPECT_FALSE(launches_()[2].early);
+  EXPECT_THROW(call_with(512, {reinterpret_cast<void*>(std::uintptr_t{1} << 43), sums - 1}), Error);
+  EXPECT_TRUE(launches_().empty());
+  call_with(0, {});  // no rows, no keys: -1
+  ASSERT_EQ(launches_().size(), 1U);
+  EXPECT_EQ(launches_()[0].kernel, fake_driver::kMemset);
+  EXPECT_EQ(launches_()[0].bytes, sizeof(std::int32_t) * 4 * 16 * 6);
+}
+
 // Five stages are more than the family has that serves what the copy engine cannot.
 TEST_F(ForwardLaunches, AnOverrideThatWasAcceptedRefusesNoCall) {
   config_.causal = false;
