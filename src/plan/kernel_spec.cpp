@@ -27,9 +27,13 @@ Family KernelSpec::family() const noexcept {
 int KernelSpec::cluster() const noexcept {
   return std::visit(
       [](const auto& which) {
-        if constexpr (requires { which.split_blocks; }) return which.split_blocks;
-        if constexpr (requires { which.multicast; }) return which.multicast ? 2 : 1;
-        return which.kernel().cluster;
+        if constexpr (requires { which.split_blocks; }) {
+          return which.split_blocks;
+        } else if constexpr (requires { which.multicast; }) {
+          return which.multicast ? 2 : 1;
+        } else {
+          return which.kernel().cluster;
+        }
       },
       own);
 }

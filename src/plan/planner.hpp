@@ -33,23 +33,21 @@ struct Choice {
   bool shares_splits = false;  ///< with a fixed split size: thread blocks share the splits of a query tile
   bool multicast = false;      ///< sm90_wide: the two blocks of a cluster copy keys for each other
   Family family = Family::sm80;
-  int splits = 1;  ///< of the keys; a launch parameter, of which the kernel only knows whether it is 1
-
+  int splits = 1;        ///< of the keys; a launch parameter, of which the kernel only knows whether it is 1
   int split_blocks = 1;  ///< sm90: the splits are blocks of a cluster of so many, which merge them; a power of 2
   static constexpr int kMaxSplitBlocks = 16;
 
   /// Whether another kernel merges the splits.
   bool leaves_splits() const noexcept { return splits > 1 && split_blocks == 1; }
 
-  /// Dense, below kSlots.
+  /// Dense, below kSlots. A field of one family has the place of another's: of sm80's in the last line but one, and in
+  /// the last, of splits of few rows, of what belongs to many.
   int slot() const noexcept {
     return (aligned ? 1 : 0) | (short_query ? 2 : 0) | (pack_gqa ? 4 : 0) | (splits > 1 ? 8 : 0) |
            (many_diagonals ? 16 : 0) | (dynamic ? 32 : 0) | (many_rows ? 64 : 0) | (long_rows ? 128 : 0) |
            (exact_max ? 256 : 0) | (affine_reach ? 512 : 0) | (scheduled ? 1024 : 0) | (shares_splits ? 2048 : 0) |
-           index_of(family) * 4096 | few_rows * 64 |
-           (own_parts || multicast ? 16 : 0) |  // in the place of what sm80 has not
-           (std::bit_width(static_cast<unsigned>(split_blocks)) - 1) *
-               32;  // of splits of few rows: nothing else is there
+           index_of(family) * 4096 | few_rows * 64 | (own_parts || multicast ? 16 : 0) |
+           (std::bit_width(static_cast<unsigned>(split_blocks)) - 1) * 32;
   }
   static constexpr int kSlots = kFamilies * 4096;
 };
@@ -74,7 +72,7 @@ struct ForwardPlan {
   KernelSpec kernel;  ///< the first choice
   /// What to take, in this order, if ptxas spills the first choice's registers: that depends on the compiler's version.
   std::vector<KernelSpec> alternatives;
-  KernelSpec combine;   ///< meaningful when kernel.split
+  KernelSpec combine;   ///< meaningful when kernel.leaves_splits()
   KernelSpec norms;     ///< meaningful when the kernel that is taken has affine_reach
   KernelSpec sums;      ///< of columns of P; without warps where they are not wanted
   KernelSpec top_keys;  ///< by these sums; likewise

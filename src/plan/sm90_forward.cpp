@@ -525,9 +525,7 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
   if (by_parts(spec) && (consumers(spec) > 1 || spec.as<Sm90Forward>().q_buffers > 1 || spec.page_size == 0)) {
     return fmt::format(
         "scheduled or own_parts = true, or splits over pages: accepted are tile_m = 64, q_buffers = 1 and pages, not "
-        "tile_m = {}, q_buffers "
-        "= {}, "
-        "page_size = {}",
+        "tile_m = {}, q_buffers = {}, page_size = {}",
         spec.tile_m, spec.as<Sm90Forward>().q_buffers, spec.page_size);
   }
   const int split_blocks = spec.as<Sm90Forward>().split_blocks;

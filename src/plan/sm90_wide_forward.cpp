@@ -18,9 +18,10 @@ namespace {
 constexpr int kLeastHeadDim = 256;  // up to which a consumer warpgroup of sm90_forward holds O
 constexpr int kMostHeadDimQk = 576;
 constexpr int kMostHeadDimV = 512;
-// With one, blocks wait longest for the merge of its parts, which have twice as many blocks each.
-constexpr std::int64_t kFewestRequests = 4;
-// Their parts are merged by as many warps as there are rows; by a schedule, one block merges all of a query tile.
+// From so many requests on clusters pay: measured on an H200 (docs/experiments.md).
+constexpr std::int64_t kFewestClusteredRequests = 4;
+// Up to so many requests, and query tiles, are in splits, which a warp a row merges: of a schedule's parts one block
+// merges a whole query tile. Lengths may differ, and splits are of equal parts of them: not more.
 constexpr std::int64_t kMostSplitRequests = 4;
 constexpr std::int64_t kMostSplitTiles = 16;
 constexpr int kBoxRows = 8;  // of a box of a page, at least: whole rows of the swizzle
@@ -140,7 +141,7 @@ void sm90_wide_forward_form_clusters(const Problem& problem, const Fixed& fixed,
   spec.varlen = problem.varlen;
   const std::int64_t group = problem.h_q / problem.h_kv;
   const std::int64_t sharing = group / heads_of_a_tile(spec, group, problem.s_q);  // heads of the grid, of a KV head
-  choice.multicast = sharing % 2 == 0 && fixed.flag("multicast", problem.b >= kFewestRequests);
+  choice.multicast = sharing % 2 == 0 && fixed.flag("multicast", problem.b >= kFewestClusteredRequests);
 }
 
 std::vector<KernelSpec> sm90_wide_forward_specs(const Problem& problem, const Fixed& fixed, const Choice& choice) {

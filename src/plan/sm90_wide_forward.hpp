@@ -27,14 +27,14 @@ int sm90_wide_forward_shared_bytes(const KernelSpec& spec);
 /// Why the kernel cannot be built, with the limit that it breaks; empty when it can.
 std::string sm90_wide_forward_refusal(const KernelSpec& spec);
 
-/// The kernel for `problem`, with as many stages as fit, or those that `fixed` fixes. Throws
-/// fa::Error(invalid_argument) when these do not fit.
-/// Takes of what a problem's shapes want; the rows of a query tile.
+/// Adds to `choice` which of the family's kernels the shapes want; the rows of a query tile.
 int sm90_wide_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept;
 
 /// Lets two blocks whose heads see the same keys copy them for each other, where copies limit.
 void sm90_wide_forward_form_clusters(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept;
 
+/// The kernel for `problem`, with as many stages as fit, or those that `fixed` fixes. Throws
+/// fa::Error(invalid_argument) when these do not fit.
 std::vector<KernelSpec> sm90_wide_forward_specs(const Problem& problem, const Fixed& fixed, const Choice& choice);
 
 /// Heads of a section of a causal grid of `multiprocessors` blocks in static rounds, whose tiles start longest first:

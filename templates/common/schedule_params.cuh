@@ -3,7 +3,8 @@
 
 #include <common/types.cuh>
 
-// What lies in the memory of a schedule: ScheduleHead, [parts + 1] PartStart, [parts] counters, then [slots] WorkItem.
+// What lies in the memory of a schedule: ScheduleHead, [parts + 1] PartStart, [2, parts] counters, then [slots]
+// WorkItem. Of two blocks of a cluster, which have a part together, each has counters of its own.
 //
 // Work is a line: for each head of the grid, one after the other, all items, which are query tiles of requests. An item
 // is as long as it has KV tiles, and kItemCost more. The line is cut into parts of equal length, one for each thread

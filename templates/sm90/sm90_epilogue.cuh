@@ -36,7 +36,7 @@ struct RowFactors<true> {
   float keys[2];
   float state[2];
 };
-/// With what is left for the blocks of a cluster.
+/// With what a block of a cluster leaves for the others beside O.
 struct SharedRowFactors {
   float keys[2];
   kernel::SplitSum sums[2];
@@ -287,7 +287,7 @@ struct Epilogue : Schedule<Traits> {
       if (16 * from >= rows_here) break;
       merge_columns(parts, query, rows, from, i % kTiles, lane);
     }
-    ptx::sync_warp();
+    ptx::sync_warp();     // the barrier is of whole warps
     ptx::cluster_sync();  // another block may still read parts here
   }
 

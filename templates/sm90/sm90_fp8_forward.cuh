@@ -373,9 +373,8 @@ struct Fp8Forward : Fp8Block<Config> {
     }
   }
 
-  /// Puts scales into the warp's shared memory, of 16 keys those of a thread side by side: place 4t + 2h + e is of key
-  /// 8h
-  /// + 2t + e.
+  /// Puts scales into the warp's shared memory, of 16 keys those of a thread side by side: place 4t + 2h + e is of
+  /// key 8h + 2t + e.
   template <int kCount>
   FA_DEVICE uint32_t spread_scales(const float (&of)[kCount]) const {
     const int lane = ptx::lane_index();
@@ -387,7 +386,7 @@ struct Fp8Forward : Fp8Block<Config> {
     for (int i = 0; i < kCount; ++i) {
       if (32 * i + 32 <= kTileN || 32 * i + lane < kTileN) ptx::st_shared_b32(place + 128 * i, ptx::bits(of[i]));
     }
-    ptx::sync_warp();
+    ptx::sync_warp();  // the scales are there
     return own;
   }
 

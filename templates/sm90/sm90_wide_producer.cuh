@@ -68,8 +68,8 @@ struct WideProducer : WideBlock<Config> {
     const uint32_t parity = i / kStages % 2 ^ 1;
     if constexpr (kMulticast) {
       ptx::mbarrier_wait_cluster(barrier, parity);
-      ptx::sync_warp();  // no lane is a phase behind: the other block's copies may make this buffer full, and empty
-                         // again
+      // No lane is a phase behind: the other block's copies alone may make this buffer full, and empty again.
+      ptx::sync_warp();
     } else {
       ptx::mbarrier_wait(barrier, parity);
     }

@@ -249,6 +249,9 @@ TEST_F(Forward, ClustersMergeTheSplitsOfFewRows) {
       if (blocks == 16) c.b = 40;  // more clusters than run at once
       AttentionConfig config = config_of(c);
       config.kernel = KernelOverride{"sm90", fmt::format("splits=2 split_blocks={}", blocks)};
+      const AttentionShape shape{.b = c.b, .h_q = c.h_q, .h_kv = c.h_kv, .s_q = c.s_q, .s_kv = c.s_kv};
+      const std::string spec = Attention::create(config).kernel_info(shape).spec;
+      EXPECT_NE(spec.find(fmt::format(" split_blocks={}", blocks)), std::string::npos) << spec;
       run_case(c, config);
       c.s_kv = 130;
       run_case(c, config);

@@ -57,6 +57,8 @@ TEST_F(Mla, ClustersCopyKeysForBothBlocks) {
       c.packed = rows == 2;
       c.rows = {rows, rows, rows, rows, rows};
       c.keys = {1500, 64, rows, 20000, 0};
+      const std::string spec = Attention::create(config_of(c)).kernel_info(limits_of(DevicePaged(c))).spec;
+      EXPECT_NE(spec.find(" multicast=1"), std::string::npos) << spec;
       run_scheduled(c);
     }
   }

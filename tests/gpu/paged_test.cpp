@@ -367,7 +367,10 @@ TEST_F(Paged, ClustersMergeTheSplitsOfARequest) {
         c.keys = {keys};
         SCOPED_TRACE(fmt::format("{} blocks, d {}, {} keys", blocks, d, keys));
         const DevicePaged device(c);
-        Attention::create(config_of(c)).forward(device.inputs(), device.outputs());
+        const Attention attention = Attention::create(config_of(c));
+        const std::string spec = attention.kernel_info(limits_of(device)).spec;
+        EXPECT_NE(spec.find(fmt::format(" split_blocks={}", blocks)), std::string::npos) << spec;
+        attention.forward(device.inputs(), device.outputs());
         device.expect_forward();
       }
     }
