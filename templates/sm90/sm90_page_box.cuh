@@ -1,8 +1,10 @@
 #ifndef FA_TEMPLATES_SM90_SM90_PAGE_BOX_CUH_
 #define FA_TEMPLATES_SM90_SM90_PAGE_BOX_CUH_
 
+#include <common/constants.cuh>
 #include <common/paged.cuh>
 #include <ptx/thread.cuh>
+#include <sm90/sm90_forward_params.cuh>
 
 namespace fa::sm90 {
 
@@ -18,7 +20,7 @@ struct PageBox {
 /// zeros: it ends with the last key, or begins with the first.
 template <int kPageSize, int kTileN, int kBoxRows>
 FA_DEVICE PageBox page_box(const kernel::PagedKeys<kPageSize>& keys, int heads_a_page, int kv_head, int n) {
-  const int first = n * kTileN + ptx::thread_index() % kWarpSize * kBoxRows;
+  const int first = n * kTileN + ptx::thread_index() % kernel::kWarpSize * kBoxRows;
   const int needed = first < keys.begin ? keys.begin : first;
   const int page = needed < first + kBoxRows ? keys.page_of(needed) : -1;
   if (!keys.has(needed, page)) return {kernel::kBoundedRows, 0, 0, kernel::kBoundedRows};  // all zeros
