@@ -35,6 +35,7 @@ constexpr std::int64_t kManyDiagonals = 2048;  // keys, measured on an H200
 constexpr int kAffineProductHeadDim = 96;
 constexpr int kExactMaxHeadDim = 112;
 constexpr int kMaxOwnPartsHeadDim = 192;  // of wider heads what finds parts spills
+constexpr int kMostValueDimOfTwo = 192;   // an instruction's part of O: of 128 registers, which a thread starts with
 constexpr std::int64_t kFewestSplitsOfARequest = 8;
 constexpr std::size_t kMaxSpecs = 4;
 constexpr int kMostClusterHeadDim = 128;      // up to which it was measured
@@ -466,7 +467,7 @@ int sm90_forward_shared_bytes(const KernelSpec& spec) {
 
 bool sm90_forward_has_two_blocks(const Problem& problem, const KernelSpec& spec) {
   constexpr int kReserved = 1024;  // of each block, by the driver
-  return consumers(spec) == 1 && may_have_two_blocks(problem, by_parts(spec)) &&
+  return consumers(spec) == 1 && spec.d_v <= kMostValueDimOfTwo && may_have_two_blocks(problem, by_parts(spec)) &&
          2 * (sm90::shared_layout(shape_of(spec)).bytes + kReserved) <= limits(problem.arch).shared_per_sm;
 }
 

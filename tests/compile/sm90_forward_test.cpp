@@ -133,5 +133,23 @@ TEST(Sm90ForwardCompile, FewRowsOverPages) {
   }
 }
 
+/// Two blocks share a multiprocessor where shared memory and registers allow; V may be wider than Q and K.
+TEST(Sm90ForwardCompile, FewRowsOfUnequalHeadDims) {
+  int page_size = 0;
+  for (const auto& [d_qk, d_v] : {std::pair{64, 192}, {8, 200}, {128, 224}, {64, 256}, {256, 64}}) {
+    plan::Problem problem = problem_of({d_qk, d_v, DType::bf16, true});
+    problem.h_q = 8;
+    problem.h_kv = 2;
+    problem.s_q = 1;
+    problem.s_kv = 8192;
+    problem.b = 40;
+    problem.page_size = page_size;
+    page_size = 16 - page_size;
+    const plan::ForwardPlan planned = plan::plan_forward(problem, {});
+    ASSERT_EQ(planned.kernel.family(), plan::Family::sm90);
+    expect_clean(planned);
+  }
+}
+
 }  // namespace
 }  // namespace fa

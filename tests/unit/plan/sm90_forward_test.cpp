@@ -42,6 +42,8 @@ void expect_fits(const KernelSpec& spec) {
   constexpr int kRegisters[] = {255, 232, 160, 112}, kRegistersOfTwo = 216;
   EXPECT_LE(sm90_forward_registers(spec) + 24, spec.min_blocks == 2 ? kRegistersOfTwo : kRegisters[warpgroups - 1]);
   EXPECT_LE(spec.min_blocks * (shared_bytes(spec) + 1024), limits(spec.arch).shared_per_sm);
+  // Before setmaxnreg a thread of two blocks has 128 registers, in which ptxas fits 96 of O and what a wgmma reads.
+  EXPECT_TRUE(spec.min_blocks == 1 || spec.d_v <= 192);
   const int d = std::max(spec.d_qk, spec.d_v);
   const bool drifts = warpgroups == 4 && spec.as<Sm90Forward>().skips_hidden && spec.as<Sm90Forward>().q_buffers == 2;
   EXPECT_EQ(spec.as<Sm90Forward>().take_turns,
