@@ -55,10 +55,20 @@ inline constexpr const char* kStop = "fa_fake_driver_stop";
 using Capturing = std::atomic<bool>& (*)();
 inline constexpr const char* kCapturing = "fa_fake_driver_capturing";
 
+/// Where forward kernels have scales, which their names do not tell: bytes from their parameters on, and how many.
+struct Scales {
+  std::atomic<std::size_t> offset{0};
+  std::atomic<std::size_t> bytes{0};
+};
+using GetScales = Scales& (*)();
+inline constexpr const char* kScales = "fa_fake_driver_scales";
+
 /// Memory by its address, from which copies to the host take what they copy; else they leave the host's memory alone.
 using Contents = std::map<std::uintptr_t, std::vector<std::byte>>& (*)();
 inline constexpr const char* kContents = "fa_fake_driver_contents";
 
+/// With FA_FAKE_DRIVER=idle in the environment nothing is remembered, and maps are not encoded: what calls cost then is
+/// the library's own code.
 /// What the library exports under kLaunches: all launches so far, which the caller may clear.
 using Launches = std::vector<Launch>& (*)();
 inline constexpr const char* kLaunches = "fa_fake_driver_launches";

@@ -235,8 +235,9 @@ void check(const BenchOptions& options) {
   };
   const bool decode = op == Operation::decode || op == Operation::mla;
   refuse(!options.grid.lengths.empty() && !decode, "--lengths", "decode");
+  const bool is_call = op == Operation::forward || op == Operation::backward || op == Operation::decode;
+  refuse(options.host_cost && !is_call, "--host-cost", "forward, backward or decode");
   if (!decode && op != Operation::append) return;
-  refuse(options.host_cost, "--host-cost", "forward or backward");
   refuse(options.latency, "--latency", "forward or backward");
   refuse(!options.sweep.empty(), "--sweep", "forward or backward");
   refuse(options.grid.packed.varlen, "--varlen", "forward or backward");
@@ -279,7 +280,7 @@ int bench(const BenchOptions& options) {
   if (options.grid.op == Operation::shared) {
     return bench_shared(options.device, options.grid, options.timing, options.json) ? kSuccess : kFailure;
   }
-  if (options.grid.op == Operation::decode || options.grid.op == Operation::mla) {
+  if ((options.grid.op == Operation::decode && !options.host_cost) || options.grid.op == Operation::mla) {
     const bool all = bench_decode(options.device, options.grid, options.kernel, options.timing, options.json);
     return all ? kSuccess : kFailure;
   }

@@ -91,23 +91,42 @@ HostCost time_calls(const Gpu& gpu, const Call& call) {
 
 }  // namespace
 
-HostCost measure_host_cost(const Gpu& gpu, Operation op, const KernelOverride& kernel) {
+namespace {
+
+/// A small problem: what the GPU does is no part of the cost, and a short queue never makes the host wait.
+BenchProblem host_problem(Operation op) {
   BenchProblem problem;
   problem.op = op;
   problem.d_qk = problem.d_v = 64;
   problem.shape = {.b = 1, .h_q = 1, .h_kv = 1, .s_q = 64, .s_kv = 64};
+  if (op != Operation::decode) return problem;
+  problem.page_size = 16;
+  problem.d_qk = problem.d_v = 128;
+  problem.shape = {.b = 4, .h_q = 32, .h_kv = 8, .s_q = 1, .s_kv = 2048};
+  return problem;
+}
+
+}  // namespace
+
+HostCost measure_host_cost(const Gpu& gpu, Operation op, const KernelOverride& kernel) {
+  const BenchProblem problem = host_problem(op);
   const BenchTensors tensors(problem);
   const Attention attention = Attention::create(problem.config(kernel), gpu.device());
   const DeviceBuffer scratch(workspace_size(attention, problem));
   const Workspace workspace{scratch.data(), scratch.size()};
-  if (op == Operation::forward) {
-    return time_calls(gpu, [&, inputs = tensors.inputs(), outputs = tensors.outputs()] {
-      attention.forward(inputs, outputs, gpu.stream(), workspace);
+  if (op == Operation::backward) {
+    return time_calls(gpu, [&, inputs = tensors.backward_inputs(), outputs = tensors.backward_outputs()] {
+      attention.backward(inputs, outputs, gpu.stream(), workspace);
     });
   }
-  return time_calls(gpu, [&, inputs = tensors.backward_inputs(), outputs = tensors.backward_outputs()] {
-    attention.backward(inputs, outputs, gpu.stream(), workspace);
-  });
+  ForwardInputs inputs = tensors.inputs();
+  const DeviceBuffer lists(op == Operation::decode ? attention.schedule_size(problem.shape) : 0);
+  if (lists.size() != 0) {
+    inputs.schedule = {lists.data(), lists.size()};
+    attention.schedule({problem.shape, inputs.sequences, nullptr}, inputs.schedule, gpu.stream());
+  }
+  return time_calls(gpu,
+                    [&, outputs = tensors.outputs()] { attention.forward(inputs, outputs, gpu.stream(), workspace); });
 }
 
 std::vector<Latency> measure_latency(int device, const std::vector<BenchProblem>& problems) {

@@ -16,6 +16,7 @@ struct HostCost {
   double best_us = 0;
   int calls = 0;
 };
+/// Of a forward, a backward, or a decode over pages by a schedule.
 HostCost measure_host_cost(const Gpu& gpu, Operation op, const KernelOverride& kernel);
 
 /// What a first call costs a process that has its CUDA context, in milliseconds.

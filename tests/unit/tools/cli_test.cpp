@@ -317,10 +317,10 @@ TEST(CliBench, RequestsHaveLengths) {
 }
 
 TEST(CliBench, WhatHasAMethodOfItsOwnRefusesOthers) {
-  for (const char* wrong :
-       {"--op decode --flush-l2", "--op decode --host-cost", "--op decode --latency", "--op decode --sweep tile_m=64",
-        "--op append --sweep tile_m=64", "--op append --latency", "--op append --dry-run", "--op decode --varlen",
-        "--op forward --lengths 5", "--op decode --dry-run --seq-kv 0"}) {
+  for (const char* wrong : {"--op decode --flush-l2", "--op append --host-cost", "--op mla --host-cost",
+                            "--op decode --latency", "--op decode --sweep tile_m=64", "--op append --sweep tile_m=64",
+                            "--op append --latency", "--op append --dry-run", "--op decode --varlen",
+                            "--op forward --lengths 5", "--op decode --dry-run --seq-kv 0"}) {
     const Result result = run(std::string("bench ") + wrong);
     EXPECT_EQ(result.status, 1) << wrong << result.output;
     EXPECT_TRUE(contains(result.output, "accepted")) << wrong << result.output;
