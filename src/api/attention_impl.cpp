@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "api/call_memory.hpp"
 #include "api/paged.hpp"
 #include "api/place.hpp"
 #include "api/schedule.hpp"

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "api/call_memory.hpp"
 #include "api/packed.hpp"
 #include "api/paged.hpp"
 #include "api/schedule.hpp"

@@ -206,56 +206,6 @@ struct Axes {
   std::int64_t stored_d_v;
 };
 
-/// The small arrays of a call as tensors; undefined where they are not given.
-struct PackedViews {
-  PackedViews(const PackedSequences& sequences, const DropoutState& dropout, const std::optional<ShardPlace>& at)
-      : cu_q(ints(sequences.cu_seqlens_q, sequences.b + 1)),
-        cu_kv(ints(sequences.cu_seqlens_kv, sequences.b + 1)),
-        used_q(ints(sequences.seqused_q, sequences.b)),
-        used_kv(ints(sequences.seqused_kv, sequences.b)) {
-    if (dropout.device != nullptr) state = TensorView(dropout.device, DType::f64, {2});  // of 8 bytes as well
-    if (at && at->begin != nullptr) place = TensorView(at->begin, DType::f64, {4});      // likewise
-  }
-
-  static TensorView ints(const std::int32_t* array, std::int64_t count) {
-    return array == nullptr ? TensorView() : TensorView(array, DType::i32, {count});
-  }
-
-  TensorView cu_q, cu_kv, used_q, used_kv, state, place;
-};
-
-/// What a forward call reads of a paged cache, of b requests.
-struct PagedViews {
-  PagedViews(const PagedCache& cache, std::int64_t b)
-      : batch_index(PackedViews::ints(cache.batch_index, b)), seq_begin(PackedViews::ints(cache.seq_begin, b)) {}
-
-  TensorView batch_index, seq_begin;
-};
-
-/// What forward and backward both read.
-template <class Inputs>
-void add_shared(const Inputs& inputs, const PackedViews& packed, CallTensors& tensors) {
-  tensors.add_read("q", inputs.q);
-  tensors.add_read("k", inputs.k);
-  tensors.add_read("v", inputs.v);
-  if constexpr (requires { inputs.k_scale; }) {
-    tensors.add_read("k_scale", inputs.k_scale);
-    tensors.add_read("v_scale", inputs.v_scale);
-    tensors.add_read("q_scale", inputs.q_scale);
-    tensors.add_read("row_bias", inputs.row_bias);
-  }
-  tensors.add_read("sink", inputs.sink);
-  for (const Captured& captured : inputs.captures) {
-    tensors.add_read({captured.name, Label::Of::capture}, captured.tensor);
-  }
-  tensors.add_read("cu_seqlens_q", packed.cu_q);
-  tensors.add_read("cu_seqlens_kv", packed.cu_kv);
-  tensors.add_read("seqused_q", packed.used_q);
-  tensors.add_read("seqused_kv", packed.used_kv);
-  tensors.add_read("dropout.device", packed.state);
-  tensors.add_read("place.begin", packed.place);
-}
-
 }  // namespace
 
 TensorView tensor_of_call(const char* name, const TensorView& given, const AttentionConfig& config, bool paged,
@@ -518,45 +468,6 @@ BackwardCall check_backward(const AttentionConfig& config, const BackwardInputs&
   check_dropout(config, call.dropout);
   set_place(config, inputs, call);
   return call;
-}
-
-void check_disjoint(const ForwardInputs& inputs, const ForwardOutputs& outputs) {
-  PackedSequences sequences = inputs.sequences;
-  const bool dense = inputs.cache.block_table.defined() && sequences.cu_seqlens_q == nullptr;
-  if (dense) sequences.b = inputs.q.shape[0];
-  const PackedViews packed(sequences, inputs.dropout, inputs.place);
-  const PagedViews paged(inputs.cache, sequences.b);
-  CallTensors tensors;
-  add_shared(inputs, packed, tensors);
-  tensors.add_read("cache.block_table", inputs.cache.block_table);
-  tensors.add_read("cache.batch_index", paged.batch_index);
-  tensors.add_read("cache.seq_begin", paged.seq_begin);
-  tensors.add_written("o", outputs.o);
-  tensors.add_written("lse", outputs.lse);
-  tensors.add_written("max_logit", outputs.statistics.max_logit);
-  tensors.add_written("entropy", outputs.statistics.entropy);
-  tensors.add_written("column_sums", outputs.statistics.column_sums);
-  tensors.add_written("top_keys", outputs.statistics.top_keys);
-  tensors.add_written("dump.p", outputs.dump.p);
-  tensors.check_disjoint();
-}
-
-void check_disjoint(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
-  const PackedViews packed(inputs.sequences, inputs.dropout, inputs.place);
-  CallTensors tensors;
-  add_shared(inputs, packed, tensors);
-  tensors.add_read("o", inputs.o);
-  tensors.add_read("lse", inputs.lse);
-  tensors.add_read("dout", inputs.dout);
-  tensors.add_read("dlse", inputs.dlse);
-  tensors.add_written("dq", outputs.dq);
-  tensors.add_written("dk", outputs.dk);
-  tensors.add_written("dv", outputs.dv);
-  tensors.add_written("dsink", outputs.dsink);
-  for (const Captured& captured : outputs.captures) {
-    tensors.add_written({captured.name, Label::Of::gradient}, captured.tensor);
-  }
-  tensors.check_disjoint();
 }
 
 }  // namespace fa::api

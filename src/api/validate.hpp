@@ -147,13 +147,6 @@ struct BackwardCall {
 BackwardCall check_backward(const AttentionConfig& config, const BackwardInputs& inputs,
                             const BackwardOutputs& outputs);
 
-/// Holds what a call writes against everything else that it names: throws fa::Error(invalid_argument) when an output
-/// shares memory with another tensor. The tensors have passed check_forward and check_variants.
-void check_disjoint(const ForwardInputs& inputs, const ForwardOutputs& outputs);
-
-/// The same of backward, with its gradients of captures and sinks.
-void check_disjoint(const BackwardInputs& inputs, const BackwardOutputs& outputs);
-
 }  // namespace fa::api
 
 #endif  // FA_SRC_API_VALIDATE_HPP_

@@ -14,41 +14,12 @@ namespace {
 
 using support::throw_invalid;
 
-constexpr std::int64_t kMaxReach = std::int64_t{1} << 60;  // bytes from a tensor's first element to any other
-
 std::size_t axes_of(const TensorView& view) noexcept {
   return static_cast<std::size_t>(std::clamp(view.rank, 0, TensorView::kMaxRank));
 }
 
 std::int64_t element_of(const TensorView& view) noexcept {
   return static_cast<std::int64_t>(size_of(view.dtype));
-}
-
-/// How far a view's elements lie from its first one.
-struct Reach {
-  std::int64_t low = 0;   ///< bytes, at most 0, to the lowest byte
-  std::int64_t high = 0;  ///< bytes, at least 0, to the highest
-  bool empty = false;     ///< no element
-  int too_far = -1;       ///< the axis that leads beyond kMaxReach; what is computed from others then means nothing
-
-  bool known() const noexcept { return too_far < 0; }
-};
-
-Reach reach_of(const TensorView& view) noexcept {
-  Reach reach;
-  reach.high = element_of(view) - 1;
-  for (std::size_t axis = 0; axis < axes_of(view); ++axis) {
-    const std::int64_t size = view.shape[axis];
-    reach.empty = reach.empty || size <= 0;
-    std::int64_t length = 0;
-    if (size <= 1 || !reach.known()) continue;
-    const bool far = __builtin_mul_overflow(view.strides[axis], size - 1, &length) ||
-                     __builtin_mul_overflow(length, element_of(view), &length) || length > kMaxReach ||
-                     length < -kMaxReach;
-    if (!far) (length < 0 ? reach.low : reach.high) += length;  // four axes at most: no overflow
-    if (far || reach.high - reach.low > kMaxReach) reach.too_far = static_cast<int>(axis);
-  }
-  return reach;
 }
 
 bool has_rank(const TensorView& view) noexcept {
@@ -116,6 +87,23 @@ constexpr int kSolveBudget = 512;
 
 }  // namespace
 
+Reach reach_of(const TensorView& view) noexcept {
+  Reach reach;
+  reach.high = element_of(view) - 1;
+  for (std::size_t axis = 0; axis < axes_of(view); ++axis) {
+    const std::int64_t size = view.shape[axis];
+    reach.empty = reach.empty || size <= 0;
+    std::int64_t length = 0;
+    if (size <= 1 || !reach.known()) continue;
+    const bool far = __builtin_mul_overflow(view.strides[axis], size - 1, &length) ||
+                     __builtin_mul_overflow(length, element_of(view), &length) || length > kMaxReach ||
+                     length < -kMaxReach;
+    if (!far) (length < 0 ? reach.low : reach.high) += length;  // four axes at most: no overflow
+    if (far || reach.high - reach.low > kMaxReach) reach.too_far = static_cast<int>(axis);
+  }
+  return reach;
+}
+
 std::string Label::text() const {
   if (of == Of::argument) return std::string(name);
   return fmt::format("{}captures[{}]", of == Of::gradient ? "gradient of " : "", name);
@@ -182,11 +170,9 @@ bool overlap(const TensorView& a, const TensorView& b) noexcept {
   const Reach reach_b = reach_of(b);
   if (reach_a.empty || reach_b.empty) return false;
   if (!reach_a.known() || !reach_b.known()) return true;
-  // Addresses are unsigned and may differ by more than any reach: only those that do not are counted from each other.
+  if (!spans_meet(a.data, reach_a.low, reach_a.high, b.data, reach_b.low, reach_b.high)) return false;
   const auto distance =
       static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(b.data) - reinterpret_cast<std::uintptr_t>(a.data));
-  if (distance > 2 * kMaxReach || distance < -2 * kMaxReach) return false;
-  if (reach_a.high < distance + reach_b.low || distance + reach_b.high < reach_a.low) return false;
   const Lattice first = lattice_of(a);
   const Lattice second = lattice_of(b);
   std::array<Term, 2 * (TensorView::kMaxRank + 1)> terms{};
@@ -209,11 +195,22 @@ bool overlap(const TensorView& a, const TensorView& b) noexcept {
 }
 
 void CallTensors::List::add(const Label& label, const TensorView& view) {
-  if (view.defined()) items.at(count++) = {label, &view};
+  if (view.defined()) items.at(count++) = {label, &view, reach_of(view)};
+}
+
+void CallTensors::add_read(const Label& label, const void* array, DType dtype, std::int64_t count) {
+  if (array == nullptr) return;
+  TensorView& view = arrays_.at(array_count_++);
+  view = TensorView(array, dtype, {count});
+  read_.add(label, view);
 }
 
 void CallTensors::check_disjoint() const {
   const auto check = [](const Item& written, const Item& other) {
+    const Reach& a = written.reach;
+    const Reach& b = other.reach;
+    const bool exact = a.known() && b.known();
+    if (exact && !spans_meet(written.view->data, a.low, a.high, other.view->data, b.low, b.high)) return;
     if (!overlap(*written.view, *other.view)) return;
     throw_invalid(written.label.text(), fmt::format("memory shared with {}", other.label.text()),
                   "an output that overlaps no other tensor");

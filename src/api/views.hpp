@@ -38,6 +38,28 @@ void check_memory(const Label& label, const TensorView& view);
 /// Throws fa::Error(invalid_argument) for a view, which has passed check_memory, that cannot be an output.
 void check_writable(const Label& label, const TensorView& view);
 
+/// How far a view's elements lie from its first one.
+struct Reach {
+  std::int64_t low = 0;   ///< bytes, at most 0, to the lowest byte
+  std::int64_t high = 0;  ///< bytes, at least 0, to the highest
+  bool empty = false;     ///< no element
+  int too_far = -1;       ///< the axis that leads beyond kMaxReach; what is computed from others then means nothing
+
+  bool known() const noexcept { return too_far < 0; }
+};
+inline constexpr std::int64_t kMaxReach = std::int64_t{1} << 60;  ///< bytes from a tensor's first element to any other
+Reach reach_of(const TensorView& view) noexcept;
+
+/// Whether the bytes from a view's lowest to its highest meet those of another. What may share memory does.
+inline bool spans_meet(const void* a, std::int64_t low_a, std::int64_t high_a, const void* b, std::int64_t low_b,
+                       std::int64_t high_b) noexcept {
+  // Addresses are unsigned and may differ by more than any reach: only those that do not are counted from each other.
+  const auto distance =
+      static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(b) - reinterpret_cast<std::uintptr_t>(a));
+  const bool close = distance <= 2 * kMaxReach && distance >= -2 * kMaxReach;
+  return close && high_a >= distance + low_b && distance + high_b >= low_a;
+}
+
 /// Whether two of `view`'s elements share a byte, by a test that may call exotic stride patterns overlapping but never
 /// the reverse. So it calls views that check_memory refuses.
 bool overlaps_itself(const TensorView& view) noexcept;
@@ -46,11 +68,23 @@ bool overlaps_itself(const TensorView& view) noexcept;
 /// Views that check_memory refuses are said to overlap.
 bool overlap(const TensorView& a, const TensorView& b) noexcept;
 
+/// Of a call with everything: 8 inputs, what is captured, 4 arrays of lengths, 3 of a cache, the state of dropout and a
+/// place.
+inline constexpr std::size_t kMostTensors = Captures::kMax + 17;
+
+inline constexpr std::size_t kMostArrays = 8;
+
 /// The tensors of one call, each of which has passed check_memory and outlives this. Those that are not given are left
 /// out.
 class CallTensors {
  public:
+  CallTensors() = default;
+  CallTensors(const CallTensors&) = delete;
+  CallTensors& operator=(const CallTensors&) = delete;
+
   void add_read(const Label& label, const TensorView& view) { read_.add(label, view); }
+  /// Of `count` numbers, if there is an array.
+  void add_read(const Label& label, const void* array, DType dtype, std::int64_t count);
   void add_written(const Label& label, const TensorView& view) { written_.add(label, view); }
 
   /// Throws fa::Error(invalid_argument) when one that is written shares memory with any other.
@@ -60,18 +94,19 @@ class CallTensors {
   struct Item {
     Label label;
     const TensorView* view = nullptr;
+    Reach reach;
   };
   struct List {
     void add(const Label& label, const TensorView& view);
 
-    /// Of a call with everything: 9 inputs, what is captured, 4 arrays of lengths, the state of dropout and a
-    /// place.
-    std::array<Item, Captures::kMax + 15> items{};
+    std::array<Item, kMostTensors> items;
     std::size_t count = 0;
   };
 
   List read_;
   List written_;
+  std::array<TensorView, kMostArrays> arrays_;
+  std::size_t array_count_ = 0;
 };
 
 }  // namespace fa::api

@@ -9,7 +9,6 @@ namespace fa::plan {
 namespace {
 
 constexpr std::int64_t kStrideLimit = std::int64_t{1} << 40;  // bytes
-constexpr std::uint64_t kUnusedStride = 16;                   // of an axis of length 1: any that is legal
 
 }  // namespace
 
@@ -22,22 +21,6 @@ bool describable(const TensorView& view, std::int64_t heads_a_step) noexcept {
     if (view.shape[axis] > 1 && (stride <= 0 || stride >= kStrideLimit / element / step)) return false;
   }
   return true;
-}
-
-void add_axis(TensorMapSpec& map, std::int64_t size, std::int64_t stride, std::uint32_t box) noexcept {
-  const auto rank = static_cast<std::size_t>(map.rank++);
-  map.sizes[rank] = static_cast<std::uint64_t>(size);
-  map.box[rank] = box;
-  if (rank == 0) return;
-  map.strides[rank - 1] = size > 1 ? static_cast<std::uint64_t>(stride) * size_of(map.dtype) : kUnusedStride;
-}
-
-TensorMapSpec start_map(const TensorView& view) noexcept {
-  TensorMapSpec map;
-  map.base = view.data;
-  map.dtype = view.dtype;
-  add_axis(map, view.shape[3], 1, kMapRowBytes / static_cast<std::uint32_t>(size_of(view.dtype)));
-  return map;
 }
 
 TensorMapSpec head_map(const TensorView& view, int rows) noexcept {

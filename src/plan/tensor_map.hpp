@@ -1,6 +1,7 @@
 #ifndef FA_SRC_PLAN_TENSOR_MAP_HPP_
 #define FA_SRC_PLAN_TENSOR_MAP_HPP_
 
+#include <cstddef>
 #include <cstdint>
 
 #include <fa/tensor.hpp>
@@ -14,11 +15,25 @@ using support::TensorMapSpec;
 /// Bytes of a box's rows, which the swizzle spans.
 inline constexpr std::uint32_t kMapRowBytes = 128;
 
-/// A map of no axes but the innermost one, in boxes of kMapRowBytes.
-TensorMapSpec start_map(const TensorView& view) noexcept;
+inline constexpr std::uint64_t kUnusedStride = 16;  ///< of an axis of length 1: any that is legal
 
 /// Appends an axis of `stride` elements.
-void add_axis(TensorMapSpec& map, std::int64_t size, std::int64_t stride, std::uint32_t box) noexcept;
+inline void add_axis(TensorMapSpec& map, std::int64_t size, std::int64_t stride, std::uint32_t box) noexcept {
+  const auto rank = static_cast<std::size_t>(map.rank++);
+  map.sizes[rank] = static_cast<std::uint64_t>(size);
+  map.box[rank] = box;
+  if (rank == 0) return;
+  map.strides[rank - 1] = size > 1 ? static_cast<std::uint64_t>(stride) * size_of(map.dtype) : kUnusedStride;
+}
+
+/// A map of no axes but the innermost one, in boxes of kMapRowBytes.
+inline TensorMapSpec start_map(const TensorView& view) noexcept {
+  TensorMapSpec map;
+  map.base = view.data;
+  map.dtype = view.dtype;
+  add_axis(map, view.shape[3], 1, kMapRowBytes / static_cast<std::uint32_t>(size_of(view.dtype)));
+  return map;
+}
 
 /// [d, s, h, b] of a view of rank 4, in boxes of `rows` rows of one head.
 TensorMapSpec head_map(const TensorView& view, int rows) noexcept;
