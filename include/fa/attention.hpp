@@ -352,8 +352,9 @@ struct CacheCounters {
 };
 
 namespace api {
+struct KnownCallsAccess;
 struct TuningAccess;
-}
+}  // namespace api
 
 /// Computes attention for one AttentionConfig on one device. Threads may share it.
 class FA_API Attention {
@@ -498,6 +499,7 @@ class FA_API Attention {
   CacheCounters cache_counters() const;  ///< zero on the host device
 
  private:
+  friend struct api::KnownCallsAccess;
   friend struct api::TuningAccess;
   class Impl;
   explicit Attention(std::unique_ptr<Impl> impl) noexcept;

@@ -145,6 +145,16 @@ api::TuneReport api::TuningAccess::tune(const Attention& attention, Operation op
   return attention.impl_->tune(op, shape, options);
 }
 
+bool api::KnownCallsAccess::knows(const Attention& attention, const ForwardInputs& inputs,
+                                  const ForwardOutputs& outputs) {
+  return attention.impl_->knows(inputs, outputs);
+}
+
+bool api::KnownCallsAccess::knows(const Attention& attention, const BackwardInputs& inputs,
+                                  const BackwardOutputs& outputs) {
+  return attention.impl_->knows(inputs, outputs);
+}
+
 void dropout_mask(const DropoutState& state, float probability, std::int64_t b, std::int64_t h_q, std::int64_t s_q,
                   std::int64_t s_kv, std::uint8_t* keep) {
   AttentionConfig config;

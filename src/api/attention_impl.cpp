@@ -65,6 +65,12 @@ Attention::Impl::Impl(const AttentionConfig& config, Device device) : config_(co
   packed_.emplace(config_, *context_, store_);
   forward_.emplace(config_, functions_, scale, *context_, store_, *packed_, builds_);
   backward_.emplace(config_, functions_, scale, *context_, store_, *packed_, builds_);
+  if (api::KnownCalls<api::ForwardOperation>::fit(config_)) {
+    known_forward_.emplace(config_, functions_, *context_, *forward_);
+  }
+  if (api::KnownCalls<api::BackwardOperation>::fit(config_)) {
+    known_backward_.emplace(config_, functions_, *context_, *backward_);
+  }
   append_.emplace(config_, *context_, store_);
   merge_.emplace(config_, *context_, store_);
   quantize_.emplace(config_, *context_, store_);
@@ -87,6 +93,8 @@ CacheCounters Attention::Impl::cache_counters() const {
 void Attention::Impl::forward(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream,
                               Workspace workspace) {
   if (!inputs.prefixes.empty()) return forward_shared(inputs, outputs, stream, workspace);
+  const std::uint64_t code = known_forward_ ? api::code_of(inputs, outputs) : 0;
+  if (known_forward_ && known_forward_->run(code, inputs, outputs, stream, workspace)) return;
   const api::ForwardCall call = api::check_forward(config_, inputs, outputs);
   api::check_takes_schedules(config_, inputs.schedule);
   api::check_unscheduled(call.max_multiprocessors, inputs.schedule);
@@ -122,12 +130,14 @@ void Attention::Impl::forward(const ForwardInputs& inputs, const ForwardOutputs&
                                      call.k_scale, call.v_scale,
                                      call.q_scale, statistics.outputs,
                                      call.row_bias};
-  const api::Shard shard = api::shard_of(call);
-  forward_->run(call.shape, tensors, api::packed_args(config_, call.sequences, call.dropout, call.cache),
-                api::given_tiles(inputs.tiles, config_, functions_, variant), inputs.schedule, shard, stream,
-                workspace);
+  const api::GivenTiles tiles = api::given_tiles(inputs.tiles, config_, functions_, variant);
+  const auto planned = forward_->plan_for(call.shape, tensors, call.cache.seq_begin != nullptr, inputs.schedule,
+                                          api::shard_of(call), stream);
+  forward_->launch(planned, tensors, api::packed_args(config_, call.sequences, call.dropout, call.cache), tiles,
+                   inputs.schedule, stream, workspace);
+  if (known_forward_) known_forward_->keep(code, inputs, outputs, tensors, tiles, planned);
   if (!debug_) return;
-  if (outputs.dump.p.defined()) inspection_->dump(call, tensors, shard.place, outputs.dump, stream);
+  if (outputs.dump.p.defined()) inspection_->dump(call, tensors, call.place, outputs.dump, stream);
   inspection_->check(call, variant, stream);
 }
 
@@ -177,6 +187,8 @@ const api::SharedPrefixes& Attention::Impl::shared() {
 
 void Attention::Impl::backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream,
                                Workspace workspace) {
+  const std::uint64_t code = known_backward_ ? api::code_of(inputs, outputs) : 0;
+  if (known_backward_ && known_backward_->run(code, inputs, outputs, stream, workspace)) return;
   api::check_has_backward(config_);
   const api::BackwardCall call = api::check_backward(config_, inputs, outputs);
   const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, call.place, inputs, outputs);
@@ -193,11 +205,13 @@ void Attention::Impl::backward(const BackwardInputs& inputs, const BackwardOutpu
   packed_->clear(call.dv, call.sequences, call.shape, true, 0, stream);
   clear_gradients(variant, call.empty, stream);
   if (call.empty) return;
-  backward_->run(
-      call.shape,
-      {call.q, call.k, call.v, call.o, call.dout, call.lse, call.dlse, call.dq, call.dk, call.dv, variant.tensors()},
-      api::packed_args(config_, call.sequences, call.dropout),
-      api::given_tiles(inputs.tiles, config_, functions_, variant), {}, api::shard_of(call), stream, workspace);
+  const plan::BackwardTensors tensors{call.q,    call.k,  call.v,  call.o,  call.dout,        call.lse,
+                                      call.dlse, call.dq, call.dk, call.dv, variant.tensors()};
+  const api::GivenTiles tiles = api::given_tiles(inputs.tiles, config_, functions_, variant);
+  const auto planned = backward_->plan_for(call.shape, tensors, false, {}, api::shard_of(call), stream);
+  backward_->launch(planned, tensors, api::packed_args(config_, call.sequences, call.dropout), tiles, {}, stream,
+                    workspace);
+  if (known_backward_) known_backward_->keep(code, inputs, outputs, tensors, tiles, planned);
   if (debug_) inspection_->check(call, variant, stream);
 }
 

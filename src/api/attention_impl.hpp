@@ -15,6 +15,7 @@
 #include "api/device_operation.hpp"
 #include "api/host_attention.hpp"
 #include "api/inspect.hpp"
+#include "api/known_calls.hpp"
 #include "api/merge_states.hpp"
 #include "api/operations.hpp"
 #include "api/packed.hpp"
@@ -42,6 +43,12 @@ class Attention::Impl {
   /// through pthread_once in a program that has its own libgcc.
   const api::SharedPrefixes& shared();
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream, Workspace workspace);
+  bool knows(const ForwardInputs& inputs, const ForwardOutputs& outputs) {
+    return known_forward_ && known_forward_->knows(inputs, outputs);
+  }
+  bool knows(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
+    return known_backward_ && known_backward_->knows(inputs, outputs);
+  }
   void append(const AppendInputs& inputs, Stream stream);
   void schedule(const ScheduleInputs& inputs, const Schedule& memory, Stream stream);
   std::size_t schedule_size(const AttentionShape& limits) const;
@@ -75,6 +82,9 @@ class Attention::Impl {
   std::optional<api::DevicePacked> packed_;
   std::optional<api::DeviceOperation<api::ForwardOperation>> forward_;
   std::optional<api::DeviceOperation<api::BackwardOperation>> backward_;
+  // Of configurations whose calls are kept; runs like them.
+  std::optional<api::KnownCalls<api::ForwardOperation>> known_forward_;
+  std::optional<api::KnownCalls<api::BackwardOperation>> known_backward_;
   std::optional<api::DeviceAppend> append_;
   std::optional<api::DeviceMerge> merge_;
   std::optional<api::DeviceQuantize> quantize_;

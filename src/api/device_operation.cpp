@@ -61,27 +61,38 @@ plan::Problem DeviceOperation<Op>::scheduled_problem(const AttentionShape& shape
 }
 
 template <class Op>
-void DeviceOperation<Op>::run(const AttentionShape& shape, const typename Op::Tensors& tensors,
-                              const plan::PackedArgs& packed, const GivenTiles& tiles, const Schedule& schedule,
-                              const Shard& shard, Stream stream, const Workspace& workspace) {
-  plan::Problem wanted = problem(shape);
+typename DeviceOperation<Op>::Planned DeviceOperation<Op>::plan_for(const AttentionShape& shape,
+                                                                    const typename Op::Tensors& tensors, bool begins,
+                                                                    const Schedule& schedule, const Shard& shard,
+                                                                    Stream stream) {
+  Planned planned{problem(shape), {}};
+  plan::Problem& wanted = planned.wanted;
   wanted.place = shard.place;
   const int all = context_.info().multiprocessors;
   // A call that may take more than there are leaves none free: its kernel is that of any call.
   const bool is_above = wanted.bounded && shard.max_multiprocessors > all;
   wanted.bounded = wanted.bounded && !is_above;
   // The copy engine brings no page whose first rows do not count.
-  const bool begins = packed.paged.begin != nullptr;
   wanted.tensor_maps = Op::describable(tensors, config_.varlen, config_.page_size != 0) && !begins;
   wanted.given_schedule = takes_schedule(wanted, schedule, begins);
   if constexpr (Op::kOperation == Operation::forward) plan::check_invariant(wanted);
-  const Choice choice = Op::choose(wanted, fixed());
-  const Ready* found = &get(wanted, choice, stream, Missing::stands_in);
-  if (found->interim && !takes_said_scratch(wanted, *found)) found = &get(wanted, choice, stream, Missing::waits);
-  const Ready& ready = *found;
-  const Blocks blocks{wanted.bounded ? shard.max_multiprocessors : all, is_above ? shard.max_multiprocessors : 0};
-  launch(wanted, ready.fixed ? Op::choose(wanted, *ready.fixed) : choice, ready, tensors, packed, tiles,
-         wanted.given_schedule ? schedule : Schedule{}, blocks, stream, workspace);
+  planned.choice = Op::choose(wanted, fixed());
+  planned.code = tuning_.code(wanted, planned.choice.slot());
+  const Ready* ready = &get(wanted, planned.choice, stream, Missing::stands_in);
+  if (ready->interim && !takes_said_scratch(wanted, *ready)) {
+    ready = &get(wanted, planned.choice, stream, Missing::waits);
+  }
+  planned.ready = ready;
+  if (ready->fixed) planned.choice = Op::choose(wanted, *ready->fixed);
+  planned.blocks = {wanted.bounded ? shard.max_multiprocessors : all, is_above ? shard.max_multiprocessors : 0};
+  const plan::KernelSpec& attention = ready->specs[Role::attention];
+  if (wanted.given_schedule && attention.scheduled()) {
+    const plan::ScheduleShape taken = plan::schedule_shape(wanted, attention, planned.blocks.multiprocessors);
+    planned.takes_schedule = true;
+    planned.schedule_bytes = taken.bytes();
+    planned.schedule_tag = plan::schedule_tag(wanted, attention, taken);
+  }
+  return planned;
 }
 
 /// Whether a call takes the schedule that it brings, if any: not one of calls with maps where it has none.
@@ -102,22 +113,20 @@ bool DeviceOperation<Op>::takes_schedule(const plan::Problem& wanted, const Sche
 }
 
 template <class Op>
-void DeviceOperation<Op>::launch(const plan::Problem& wanted, const Choice& choice, const Ready& ready,
-                                 const typename Op::Tensors& tensors, const plan::PackedArgs& packed,
-                                 const GivenTiles& tiles, const Schedule& schedule, const Blocks& blocks, Stream stream,
-                                 const Workspace& workspace) const {
+void DeviceOperation<Op>::launch(const Planned& planned, const typename Op::Tensors& tensors,
+                                 const plan::PackedArgs& packed, const GivenTiles& tiles, const Schedule& schedule,
+                                 Stream stream, const Workspace& workspace) const {
   plan::CallPlan call;
-  plan::CallFacts facts{scale_, blocks.multiprocessors, tiles.data != nullptr && tiles.filled, packed};
-  facts.most_blocks = blocks.most;
-  const plan::KernelSpec& attention = ready.specs[Role::attention];
-  if (schedule.data != nullptr && attention.scheduled()) {
-    const plan::ScheduleShape shape = plan::schedule_shape(wanted, attention, facts.multiprocessors);
-    check_schedule_memory(schedule, shape.bytes());
-    expect_scheduled(schedule, plan::schedule_tag(wanted, attention, shape));
+  plan::CallFacts facts{scale_, planned.blocks.multiprocessors, tiles.data != nullptr && tiles.filled, packed};
+  facts.most_blocks = planned.blocks.most;
+  if (planned.takes_schedule) {
+    check_schedule_memory(schedule, planned.schedule_bytes);
+    expect_scheduled(schedule, planned.schedule_tag);
     facts.schedule = schedule.data;
   }
-  plan_call(wanted, choice, ready.specs, tensors, facts, call);
-  execute(call, wanted, ready, tiles, stream, workspace);
+  const Ready& ready = *planned.ready;
+  plan_call(planned.wanted, planned.choice, ready.specs, tensors, facts, call);
+  execute(call, planned.wanted, ready, tiles, stream, workspace);
 }
 
 template <class Op>
@@ -427,8 +436,8 @@ TuneReport DeviceOperation<Op>::decide(const plan::Problem& wanted, const Choice
     made[i].kernels[Role::attention] = ready_kernel(contestant(contest.specs[i], *store_, from), context_, nullptr);
   };
   contest.launch = [&](std::size_t i, const TuneTensors& tensors, Stream on, Workspace workspace) {
-    launch(measured, measured_choice, made[i], Op::tensors(tensors), {}, {}, {}, {context_.info().multiprocessors}, on,
-           workspace);
+    launch({measured, measured_choice, &made[i], {context_.info().multiprocessors}}, Op::tensors(tensors), {}, {}, {},
+           on, workspace);
   };
   return tuning_.decide(tuning_.key(wanted, planned), measured, contest, stream, options);
 }

@@ -36,9 +36,34 @@ class DeviceOperation {
                   const driver::ContextRef& context, std::shared_ptr<cache::Store> store, DevicePacked& packed,
                   BuildQueue& builds);
 
-  void run(const AttentionShape& shape, const typename Op::Tensors& tensors, const plan::PackedArgs& packed,
-           const GivenTiles& tiles, const Schedule& schedule, const Shard& shard, Stream stream,
-           const Workspace& workspace);
+  using Choice = typename Op::Choice;
+  /// Of a persistent grid: the multiprocessors that it takes, and the blocks that it has where those are more.
+  struct Blocks {
+    int multiprocessors = 0;
+    int most = 0;
+  };
+  /// What runs a call, wherever its tensors lie.
+  struct Planned {
+    plan::Problem wanted;
+    Choice choice;
+    const Ready* ready = nullptr;  ///< lives as long as the operation
+    Blocks blocks = {};
+    std::uint64_t code = 0;  ///< by which its kernels are looked up
+    // Of the schedule that it takes.
+    bool takes_schedule = false;
+    std::size_t schedule_bytes = 0;
+    std::uint64_t schedule_tag = 0;
+  };
+  /// Finds the kernels of a call, or makes them ready.
+  Planned plan_for(const AttentionShape& shape, const typename Op::Tensors& tensors, bool begins,
+                   const Schedule& schedule, const Shard& shard, Stream stream);
+  /// Whether a call that was planned so, if it came now, would be again.
+  bool is_current(const Planned& planned) const noexcept {
+    const Ready* const ready = planned.ready;
+    return ready == ready_.find(planned.code) && !ready->open && !ready->interim;
+  }
+  void launch(const Planned& planned, const typename Op::Tensors& tensors, const plan::PackedArgs& packed,
+              const GivenTiles& tiles, const Schedule& schedule, Stream stream, const Workspace& workspace) const;
   /// Queues the kernel that makes a schedule of a forward's calls, if they take any.
   void schedule(const AttentionShape& shape, const plan::PackedArgs& packed, const Schedule& memory, Stream stream);
   std::size_t schedule_size(const AttentionShape& shape) const;
@@ -53,8 +78,6 @@ class DeviceOperation {
   TuneReport tune(const AttentionShape& shape, const TuneOptions& options) const;
 
  private:
-  using Choice = typename Op::Choice;
-
   const plan::Fixed& fixed() const noexcept { return fixed_; }
   plan::Problem problem(const AttentionShape& shape) const noexcept;
   plan::Problem scheduled_problem(const AttentionShape& shape, bool begins) const noexcept;
@@ -82,14 +105,6 @@ class DeviceOperation {
                                      const TuneOptions& options) const;
   TuneReport decide(const plan::Problem& wanted, const Choice& choice, const Ready& known, Stream stream,
                     const TuneOptions& options) const;
-  /// Of a persistent grid: the multiprocessors that it takes, and the blocks that it has where those are more.
-  struct Blocks {
-    int multiprocessors = 0;
-    int most = 0;
-  };
-  void launch(const plan::Problem& wanted, const Choice& choice, const Ready& ready,
-              const typename Op::Tensors& tensors, const plan::PackedArgs& packed, const GivenTiles& tiles,
-              const Schedule& schedule, const Blocks& blocks, Stream stream, const Workspace& workspace) const;
 
   const AttentionConfig& config_;
   const plan::Fixed fixed_;  ///< by its override

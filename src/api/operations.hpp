@@ -16,6 +16,8 @@ namespace fa::api {
 struct ForwardOperation {
   using Choice = plan::Choice;
   using Tensors = plan::ForwardTensors;
+  using Inputs = ForwardInputs;
+  using Outputs = ForwardOutputs;
   static constexpr Operation kOperation = Operation::forward;
 
   /// Throws fa::Error for an override that can never fit.
@@ -39,6 +41,8 @@ struct ForwardOperation {
 struct BackwardOperation {
   using Choice = plan::BackwardChoice;
   using Tensors = plan::BackwardTensors;
+  using Inputs = BackwardInputs;
+  using Outputs = BackwardOutputs;
   static constexpr Operation kOperation = Operation::backward;
 
   static void check_override(const AttentionConfig& config, const plan::Fixed& fixed, const plan::Variants& variants,

@@ -5,6 +5,7 @@
 #include <fa/functions.hpp>
 #include <span>
 #include <sstream>
+#include <utility>
 
 namespace fa {
 namespace {
@@ -253,6 +254,79 @@ RandomCalls::Call RandomCalls::call(const AttentionConfig& config, const Attenti
       call.forward_shape.aligned &&
       all_aligned({inputs.dout, call.backward_outputs.dq, call.backward_outputs.dk, call.backward_outputs.dv});
   return call;
+}
+
+void add_to(AttentionConfig& config, RandomCalls& random) {
+  if (random.one_in(3)) config.invariance = random.one_of({Invariance::batch, Invariance::rows});
+  if (config.invariance != Invariance::none) {
+    config.kernel = config.kernel_backward = std::nullopt;
+  } else if (random.one_in(3)) {
+    config.accumulate = true;
+    config.sink = false;
+  }
+  if (config.page_size > 0 && config.invariance == Invariance::none && random.one_in(3)) {
+    config.k_dtype = random.one_of({DType::e4m3, DType::i8});
+    config.v_dtype = random.one_of({DType::e4m3, DType::i8});
+  }
+  if (config.page_size > 0 || config.varlen || !random.one_in(3)) return;
+  const auto [causal, align] = std::pair(config.causal, config.causal_align);
+  const auto [tune, cache] = std::pair(config.tune, config.cache);
+  config = {};
+  config.tune = tune, config.cache = cache;
+  config.dtype = random.one_of({DType::e4m3, DType::e5m2});
+  config.head_dim = random.one_of({64, 128, 256});
+  config.causal = causal, config.causal_align = align;
+}
+
+namespace {
+
+template <class Inputs>
+void place_any(Inputs& inputs, AttentionShape& shape, const AttentionConfig& config, RandomCalls& random) {
+  if (random.one_in(4)) inputs.max_multiprocessors = static_cast<int>(random.up_to(100));
+  shape.bounded = inputs.max_multiprocessors > 0;
+  if (config.page_size > 0 || !random.one_in(2)) return;
+  ShardPlace place;
+  place.q = random.up_to(10000) - 1;
+  place.kv = random.up_to(10000) - 1;
+  if (!config.varlen && random.one_in(2)) place.q_step = place.kv_step = random.up_to(4);
+  if (config.varlen || !random.one_in(3)) {
+    inputs.place = place;
+  } else {
+    constexpr std::int64_t kWhole = 30000;  // of what captures have room for
+    inputs.place = ShardPlace{.q_step = place.q_step,
+                              .kv_step = place.kv_step,
+                              .whole_b = kWhole,
+                              .whole_h_q = kWhole,
+                              .whole_s_q = kWhole,
+                              .whole_s_kv = kWhole,
+                              .begin = reinterpret_cast<const std::int64_t*>(std::uintptr_t{1} << 57)};
+    shape.place_in_memory = true;
+  }
+  shape.placed = true;
+  shape.strided = place.q_step != 1 || place.kv_step != 1;
+}
+
+}  // namespace
+
+void place(ForwardInputs& inputs, AttentionShape& shape, const AttentionConfig& config, RandomCalls& random) {
+  place_any(inputs, shape, config, random);
+}
+
+void place(BackwardInputs& inputs, AttentionShape& shape, const AttentionConfig& config, RandomCalls& random) {
+  place_any(inputs, shape, config, random);
+}
+
+void store_in_8_bits(ForwardInputs& inputs, AttentionShape& shape, const AttentionConfig& config) {
+  std::uintptr_t at = std::uintptr_t{1} << 59;
+  const auto set = [&](TensorView& view, TensorView& scale, DType dtype) {
+    const auto [pages, heads, rows, d] = view.shape;
+    view = TensorView(view.data, dtype, {pages, heads, rows, d});
+    view.data = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(view.data) & ~std::uintptr_t{15});
+    scale = TensorView(reinterpret_cast<const void*>(at += std::uintptr_t{1} << 50), DType::f32, {pages, heads, rows});
+  };
+  set(inputs.k, inputs.k_scale, *config.k_dtype);
+  set(inputs.v, inputs.v_scale, *config.v_dtype);
+  shape.aligned = all_aligned({inputs.q, inputs.k, inputs.v});
 }
 
 std::string text_of(const AttentionConfig& config, const AttentionShape& shape) {

@@ -57,6 +57,16 @@ class RandomCalls {
   std::uintptr_t next_ = std::uintptr_t{1} << 40;
 };
 
+/// Draws what a configuration may have besides: states, bits that depend on less, and 8-bit elements.
+void add_to(AttentionConfig& config, RandomCalls& random);
+
+/// Draws a place in a larger attention and a bound of multiprocessors, and says so in the shape.
+void place(ForwardInputs& inputs, AttentionShape& shape, const AttentionConfig& config, RandomCalls& random);
+void place(BackwardInputs& inputs, AttentionShape& shape, const AttentionConfig& config, RandomCalls& random);
+
+/// K and V of a cache in 8 bits, with a scale a row.
+void store_in_8_bits(ForwardInputs& inputs, AttentionShape& shape, const AttentionConfig& config);
+
 /// For messages.
 std::string text_of(const AttentionConfig& config, const AttentionShape& shape);
 

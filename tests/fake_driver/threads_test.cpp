@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <functional>
 #include <latch>
+#include <map>
 #include <string>
 #include <thread>
 #include <vector>
@@ -104,6 +105,35 @@ TEST_F(Threads, ShareAnAttention) {
   EXPECT_EQ(launched("fa_sm90_backward"), calls);
   for (const auto& of_thread : specs) EXPECT_EQ(of_thread, specs.front());
   EXPECT_EQ(shared.cache_counters().compiles, alone.cache_counters().compiles) << "a kernel was compiled twice";
+}
+
+// More shapes than an Attention keeps calls of: threads replace what others use, and each gets its own.
+TEST_F(Threads, ReplaceEachOthersKnownCalls) {
+  constexpr std::int64_t kShapes = 12;
+  constexpr int kRounds = 40;
+  const auto digests = [&] {
+    std::map<std::uint64_t, int> count;
+    for (const fake_driver::Launch& launch : launches_()) {
+      if (launch.kernel.ends_with("forward")) ++count[launch.params];
+    }
+    return count;
+  };
+  std::map<std::uint64_t, int> expected;
+  for (std::int64_t n = 1; n <= kShapes; ++n) {
+    launches_().clear();
+    forward(Attention::create(config_), 64 * n);
+    for (const auto& [digest, count] : digests()) expected[digest] += count * kThreads * kRounds * 2;
+  }
+  const Attention attention = Attention::create(config_);
+  launches_().clear();
+  at_once([&](int thread) {
+    for (int i = 0; i < kRounds * kShapes; ++i) {
+      const std::int64_t n = (i + thread * 5) % kShapes + 1;
+      forward(attention, 64 * n);
+      forward(attention, 64 * n);
+    }
+  });
+  EXPECT_EQ(digests(), expected);
 }
 
 TEST_F(Threads, MakeAttentionsOfOneDirectory) {
