@@ -390,6 +390,113 @@ TEST_F(KnownCalls, RefuseWhatTheFirstOneWould) {
   EXPECT_GT(served, 100);
 }
 
+/// Where numbers lie, so far from a multiple of 16 bytes.
+template <class Number>
+const Number* array_at(std::uintptr_t offset) {
+  return reinterpret_cast<const Number*>((std::uintptr_t{1} << 62) + offset);
+}
+
+/// Changes of a view that make another call of it.
+std::vector<std::function<void()>> changes_of(TensorView& view) {
+  std::vector<std::function<void()>> changes = {
+      [&] { view.data = nullptr; },   [&] { view.data = static_cast<std::byte*>(view.data) + 8; },
+      [&] { view.read_only = true; }, [&] { view.dtype = DType::f64; },
+      [&] { view.rank = 3; },         [&] { view = TensorView(); }};
+  for (std::size_t axis = 0; axis < TensorView::kMaxRank; ++axis) {
+    changes.emplace_back([&view, axis] { ++view.shape[axis]; });
+    changes.emplace_back([&view, axis] { --view.strides[axis]; });
+  }
+  return changes;
+}
+
+/// Changes of whatever both operations have.
+template <class Call>
+std::vector<std::function<void()>> changes_of(Call& call) {
+  auto& in = call.inputs;
+  std::vector<std::function<void()>> changes = {
+      [&] { ++in.sequences.b; },
+      [&] { ++in.sequences.max_s_q; },
+      [&] { ++in.sequences.max_s_kv; },
+      [&] { in.dropout.device = nullptr; },
+      [&] { in.dropout.device = array_at<std::uint64_t>(8); },
+      [&] { in.tiles.data = nullptr; },
+      [&] { in.tiles.filled = true; },
+      [&] { in.place->whole_s_kv = 9; },
+      [&] { in.place.reset(); },
+      [&] { in.max_multiprocessors = 3; },
+      [&] { in.captures = {}; },
+      [&] {
+        in.captures = {{"slope", 2.0}, {"cup", 1.0}};
+      },
+      [&] {
+        in.captures = {{"slope", 2.0}, {"cap", 1.5}};
+      },
+      [&] {
+        in.captures = {{"slope", in.q}, {"cap", 1.0}};
+      },
+  };
+  for (TensorView* const view : views_of(call)) {
+    for (auto& change : changes_of(*view)) changes.push_back(change);
+  }
+  for (const std::int32_t** const array : arrays_of(call)) {
+    changes.emplace_back([array] { *array = nullptr; });
+    changes.emplace_back([array] { *array = array_at<std::int32_t>(4); });
+  }
+  return changes;
+}
+
+/// With all that a call may name.
+template <class Call>
+Call full_call() {
+  Call call;
+  const TensorView view(at(std::uintptr_t{1} << 40), DType::f32, {2, 3, 4, 5});
+  for (TensorView* const each : views_of(call)) *each = view;
+  for (const std::int32_t** const array : arrays_of(call)) *array = array_at<std::int32_t>(0);
+  call.inputs.dropout.device = array_at<std::uint64_t>(0);
+  call.inputs.tiles.data = at(kLists);
+  call.inputs.place = ShardPlace{.q = 1};
+  call.inputs.captures = {{"slope", 2.0}, {"cap", 1.0}};
+  return call;
+}
+
+/// Each change, made to a copy, is seen by who compares calls: the number that finds one may not tell.
+template <class Call, class More>
+void expect_told_apart(const Call& call, const More& more) {
+  const auto are_alike = [&](const Call& other) {
+    return api::are_alike(call.inputs, call.outputs, other.inputs, other.outputs);
+  };
+  EXPECT_TRUE(are_alike(call));
+  EXPECT_TRUE(are_alike(moved(call, 3)));
+  EXPECT_EQ(api::code_of(call.inputs, call.outputs), api::code_of(moved(call, 3).inputs, moved(call, 3).outputs));
+  Call changed = call;
+  std::vector<std::function<void()>> changes = changes_of(changed);
+  more(changed, changes);
+  for (std::size_t i = 0; i < changes.size(); ++i) {
+    changed = call;
+    changes[i]();
+    EXPECT_FALSE(are_alike(changed)) << i;
+  }
+}
+
+TEST_F(KnownCalls, AreAlikeInEveryMember) {
+  Forward forward = full_call<Forward>();
+  forward.inputs.schedule.data = at(kLists);
+  expect_told_apart(forward, [](Forward& call, std::vector<std::function<void()>>& changes) {
+    static constexpr SharedPrefix kPrefix;
+    const TensorView view(at(std::uintptr_t{1} << 40), DType::f32, {2});
+    StatisticsOutputs& statistics = call.outputs.statistics;
+    for (TensorView* const other : {&statistics.max_logit, &statistics.entropy, &statistics.column_sums,
+                                    &statistics.top_keys, &call.outputs.dump.p}) {
+      changes.emplace_back([other, view] { *other = view; });
+    }
+    changes.emplace_back([&call] { call.inputs.schedule.data = nullptr; });
+    changes.emplace_back([&call] { call.inputs.prefixes = {&kPrefix, 1}; });
+  });
+  expect_told_apart(full_call<Backward>(), [](Backward& call, std::vector<std::function<void()>>& changes) {
+    changes.emplace_back([&call] { call.outputs.captures = {{"slope", call.inputs.q}}; });
+  });
+}
+
 Forward plain(std::int64_t s) {
   const auto tensor = [s](std::uintptr_t n) { return TensorView(at(n << 40), DType::bf16, {2, 4, s, 128}); };
   return {{tensor(1), tensor(2), tensor(3)}, {tensor(4), {}}, {}};
@@ -447,13 +554,24 @@ TEST_F(KnownCalls, MayWriteBetweenWhatTheyRead) {
 // What looks at results, reads lengths back or writes more than its kernels do goes the long way.
 TEST_F(KnownCalls, AreNotThoseThatDoMore) {
   config_.head_dim = 128;
+  const auto becomes_known = [&](const AttentionConfig& config, const Forward& call) {
+    const Attention attention = Attention::create(config);
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(outcome(attention, call).served());
+    return api::KnownCallsAccess::knows(attention, call.inputs, call.outputs);
+  };
+  EXPECT_TRUE(becomes_known(config_, plain(64)));
   AttentionConfig with_statistics = config_;
   with_statistics.statistics.entropy = true;
-  const Attention attention = Attention::create(with_statistics);
   Forward call = plain(64);
   call.outputs.statistics.entropy = TensorView(at(std::uintptr_t{9} << 40), DType::f32, {2, 4, 64});
-  for (int i = 0; i < 3; ++i) ASSERT_TRUE(outcome(attention, call).served());
-  EXPECT_FALSE(api::KnownCallsAccess::knows(attention, call.inputs, call.outputs));
+  EXPECT_FALSE(becomes_known(with_statistics, call));
+  AttentionConfig looks = config_;
+  looks.debug = true;
+  EXPECT_FALSE(becomes_known(looks, plain(64)));
+  call = plain(64);
+  call.inputs.place =
+      ShardPlace{.whole_b = 9, .whole_h_q = 9, .whole_s_q = 99, .whole_s_kv = 99, .begin = array_at<std::int64_t>(0)};
+  EXPECT_FALSE(becomes_known(config_, call));
 }
 
 }  // namespace
