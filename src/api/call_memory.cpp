@@ -2,10 +2,14 @@
 
 namespace fa::api {
 
-CallSpans::Span CallSpans::span_of(const TensorView& view) noexcept {
+CallSpans::Span CallSpans::span_of(const Reach& reach) noexcept {
   constexpr std::int64_t kNowhere = std::int64_t{1} << 62;  // the sum with a near distance stays within 64 bits
-  const Reach reach = reach_of(view);
   return reach.empty ? Span{kNowhere, -kNowhere} : Span{reach.low, reach.high};
+}
+
+CallSpans::CallSpans(const CallTensors& tensors) noexcept {
+  for (const CallTensors::Item& item : tensors.read()) read_[reads_++] = span_of(item.reach);
+  for (const CallTensors::Item& item : tensors.written()) written_[writes_++] = span_of(item.reach);
 }
 
 bool CallSpans::are_apart(const CallAddresses& at) const noexcept {
@@ -22,16 +26,31 @@ bool CallSpans::are_apart(const CallAddresses& at) const noexcept {
   return !meet;
 }
 
-void check_disjoint(const ForwardInputs& inputs, const ForwardOutputs& outputs) {
+namespace {
+
+/// The tensors of a call with their names.
+template <class Inputs, class Outputs>
+struct Named {
+  Named(const Inputs& inputs, const Outputs& outputs) { name_memory(inputs, outputs, tensors); }
   CallTensors tensors;
-  name_memory(inputs, outputs, tensors);
-  tensors.check_disjoint();
+};
+
+}  // namespace
+
+CallSpans spans_of(const ForwardInputs& inputs, const ForwardOutputs& outputs) {
+  return CallSpans(Named(inputs, outputs).tensors);
+}
+
+CallSpans spans_of(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
+  return CallSpans(Named(inputs, outputs).tensors);
+}
+
+void check_disjoint(const ForwardInputs& inputs, const ForwardOutputs& outputs) {
+  Named(inputs, outputs).tensors.check_disjoint();
 }
 
 void check_disjoint(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
-  CallTensors tensors;
-  name_memory(inputs, outputs, tensors);
-  tensors.check_disjoint();
+  Named(inputs, outputs).tensors.check_disjoint();
 }
 
 }  // namespace fa::api

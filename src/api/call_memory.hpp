@@ -98,15 +98,8 @@ class CallAddresses {
 /// From which byte to which the tensors of a checked call reach, wherever they lie.
 class CallSpans {
  public:
-  void add_read(const Label&, const TensorView& view) noexcept {
-    if (view.defined()) read_[reads_++] = span_of(view);
-  }
-  void add_read(const Label&, const void* array, DType dtype, std::int64_t count) noexcept {
-    if (array != nullptr) read_[reads_++] = {0, count * static_cast<std::int64_t>(size_of(dtype)) - 1};
-  }
-  void add_written(const Label&, const TensorView& view) noexcept {
-    if (view.defined()) written_[writes_++] = span_of(view);
-  }
+  CallSpans() = default;
+  explicit CallSpans(const CallTensors& tensors) noexcept;
 
   /// Whether what is written is apart from everything else, for certain, where the tensors of a call of the same
   /// shapes and strides lie.
@@ -116,13 +109,16 @@ class CallSpans {
   struct Span {
     std::int64_t low, high;  ///< bytes from the first element; of nothing far apart from everything
   };
-  static Span span_of(const TensorView& view) noexcept;
+  static Span span_of(const Reach& reach) noexcept;
 
   std::array<Span, kMostTensors> read_;
   std::array<Span, kMostTensors> written_;
   std::size_t reads_ = 0;
   std::size_t writes_ = 0;
 };
+
+CallSpans spans_of(const ForwardInputs& inputs, const ForwardOutputs& outputs);
+CallSpans spans_of(const BackwardInputs& inputs, const BackwardOutputs& outputs);
 
 /// Holds what a call writes against everything else that it names: throws fa::Error(invalid_argument) when an output
 /// shares memory with another tensor. The tensors have passed check_forward and check_variants.

@@ -282,7 +282,7 @@ void KnownCalls<Op>::keep(std::uint64_t code, const Inputs& inputs, const Output
                           const Planned& planned) noexcept {
   if (!fits(inputs, outputs) || !operation_.is_current(planned) || !memo_.was_asked(code)) return;
   memo_.put(code, [&] {
-    Entry entry{inputs, outputs, tensors, {}, {}, tiles.numbers, {}, planned};
+    Entry entry{inputs, outputs, tensors, {}, {}, tiles.numbers, spans_of(inputs, outputs), planned};
     const std::vector<expression::Capture>& declared = functions_.program.captures;
     entry.inputs.captures = renamed(inputs.captures, declared);
     entry.tensors.variant.captures = {};
@@ -290,7 +290,6 @@ void KnownCalls<Op>::keep(std::uint64_t code, const Inputs& inputs, const Output
       entry.captures[i] = tensors.variant.captures[i];
       entry.given_as[i] = static_cast<std::uint8_t>(place_of(declared[i].name, inputs.captures));
     }
-    name_memory(inputs, outputs, entry.spans);
     return entry;
   });
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -90,12 +91,15 @@ class CallTensors {
   /// Throws fa::Error(invalid_argument) when one that is written shares memory with any other.
   void check_disjoint() const;
 
- private:
   struct Item {
     Label label;
     const TensorView* view = nullptr;
     Reach reach;
   };
+  std::span<const Item> read() const noexcept { return {read_.items.data(), read_.count}; }
+  std::span<const Item> written() const noexcept { return {written_.items.data(), written_.count}; }
+
+ private:
   struct List {
     void add(const Label& label, const TensorView& view);
 
