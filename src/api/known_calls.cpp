@@ -31,6 +31,10 @@ class Code {
   std::uint64_t factor_ = 0x2545f4914f6cdd1du;
 };
 
+std::uintptr_t address(const void* data) noexcept {
+  return reinterpret_cast<std::uintptr_t>(data);
+}
+
 template <class Inputs>
 void add_shared(const Inputs& inputs, Code& code) noexcept {
   code.add_shape(inputs.q);
@@ -38,17 +42,15 @@ void add_shared(const Inputs& inputs, Code& code) noexcept {
   code.add_strides(inputs.q);
   code.add_strides(inputs.k);
   code.add_strides(inputs.v);
+  code.add(static_cast<std::int64_t>((address(inputs.q.data) | address(inputs.k.data) | address(inputs.v.data)) % 16));
   code.add(inputs.sequences.b);
   code.add(inputs.sequences.max_s_q);
   code.add(inputs.sequences.max_s_kv);
   code.add(inputs.max_multiprocessors);
+  for (const Captured& captured : inputs.captures) code.add(std::bit_cast<std::int64_t>(captured.number));
   if (!inputs.place) return;
   code.add(inputs.place->q);
   code.add(inputs.place->kv);
-}
-
-std::uintptr_t address(const void* data) noexcept {
-  return reinterpret_cast<std::uintptr_t>(data);
 }
 
 /// Whether both are there or not, at the same distance from a multiple of 16 bytes: no check, and no kernel, looks at
