@@ -36,7 +36,8 @@ struct Fp8Epilogue : Fp8Block<Config> {
     for (int r = 0; r < 2; ++r) {
       const int row = first_row_of(query.tile) + warp_row + lane / 4 + 8 * r;
       if (!has_row(query, row)) continue;
-      float factor = softmax.inverse_sum(r) * scale;
+      // Of a row without keys O is 0, whatever stands as the scale of a V without any.
+      float factor = softmax.sum[r] == 0.f ? 0.f : softmax.inverse_sum(r) * scale;
       if constexpr (Config::kSplit) {
         store_partial(o, factor, r, softmax, scale_log2[r], query, row, lane);
       } else {

@@ -148,6 +148,23 @@ TEST_P(Fp8Forward, RowsWithoutKeysAreZero) {
 }
 
 // The first warpgroup of a query tile has no key, the last one has some.
+/// A sequence without keys has no V either, and what stands as the scale of it is not a number of anything.
+TEST_P(Fp8Forward, ScalesOfNoKeysAreNotMultiplied) {
+  ForwardCase c = case_of(fp8_specs()[GetParam()], GetParam());
+  if (c.spec.as<fa::plan::Sm90Fp8Forward>().value_scales) return;  // each key has its own
+  c.attention.s_kv = 0;
+  AttentionInputs inputs = make_inputs(c);
+  add_all_scales(c, inputs);
+  for_each_row(inputs.v_scale.view().shape[0], inputs.v_scale.view().shape[1], inputs.v_scale.view().shape[2],
+               [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+                 inputs.v_scale.set(b, h, s, 0, std::numeric_limits<double>::quiet_NaN());
+               });
+  const AttentionOutputs outputs = run_forward(c, inputs, kernels_of(c), kSeeds[0]);
+  for_each_row(c.attention.b, c.attention.h_q, c.attention.s_q, [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+    for (std::int64_t d = 0; d < c.attention.d_v; ++d) ASSERT_EQ(outputs.o.at(b, h, s, d), 0);
+  });
+}
+
 TEST_P(Fp8Forward, WarpgroupsWithoutKeysTakeTheirTurns) {
   ForwardCase c = case_of(fp8_specs()[GetParam()], GetParam());
   if (!c.spec.causal || c.spec.pack_gqa) return;
