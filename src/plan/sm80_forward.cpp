@@ -30,6 +30,8 @@ constexpr int kOverheadStored = 16;  // pairs on their way from 8 bits
 // Of warps that split the keys of a cache, which look up rows besides: for 16 columns of V of 8 bits; of 4 bits in K,
 // or in V beside a K that is stored too; of both; and of either where there is no Hopper.
 constexpr int kOverheadCachedValues = 3;
+constexpr int kOverheadHalfValues = 1;  // likewise, where products are of f16, up to a head dim of 192
+constexpr int kMostHalfBlocks = 2;      // that share parts: more of them cut more query tiles
 constexpr int kOverheadCached4Bit = 14;
 constexpr int kOverheadCachedBoth4Bit = 8;
 constexpr int kOverheadCached4BitAmpere = 21;
@@ -100,6 +102,13 @@ constexpr TileFamily k16BitFewRowsDeepest[] = {{16, 4, 4, false, 1, {64, 64, 64,
 constexpr TileFamily k16BitFewRows[] = {{16, 4, 2, true, 1, {64, 64, 64, 64, 64}, 1, true},
                                         {64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
                                         {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
+// Of 8-bit K or V whose products are of f16: a step is short, so that more tiles have to be on their way. As many as
+// two blocks have room for, up to a head dim of 128, of 192, and of 256. Parts that blocks share hide more by
+// themselves.
+constexpr TileFamily k16BitFewRowsHalf[] = {
+    {16, 4, 4, true, 1, {64, 64, 64, 64, 64}, 1, true}, {16, 4, 3, true, 1, {64, 64, 64, 64, 64}, 1, true},
+    {16, 4, 2, true, 1, {64, 64, 64, 64, 64}, 1, true}, {16, 4, 2, false, 1, {64, 64, 64, 64, 64}, 1, true},
+    {64, 4, 2, false, 1, {64, 48, 32, 32, 32}},         {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 constexpr TileFamily k32BitSmall[] = {{128, 4, 1, false, 1, {32, 16, 16, 16, 16}},
                                       {64, 4, 1, false, 1, {32, 16, 16, 16, 16}}};
 constexpr TileFamily k32BitMedium[] = {{64, 4, 1, false, 1, {32, 16, 16, 16, 16}},
@@ -149,6 +158,13 @@ std::span<const TileFamily> wide_tiles(const Problem& problem, const Choice& cho
   return choice.short_query ? Tiles(k16BitWideShort) : k16BitWide;
 }
 
+/// Whether K or V has 8 bits, and products with it are of f16.
+bool has_half_products(const Problem& problem) {
+  return problem.arch.sm() >= kHalfProductsFrom && !problem.latent() &&
+         (is_8_bits(storage_of(problem.k_dtype, problem.group_size)) ||
+          is_8_bits(storage_of(problem.v_dtype, problem.group_size)));
+}
+
 std::span<const TileFamily> preferred_tiles(const Problem& problem, const Choice& choice) {
   using Tiles = std::span<const TileFamily>;
   const int d = std::max(problem.d_qk, problem.d_v);
@@ -159,6 +175,10 @@ std::span<const TileFamily> preferred_tiles(const Problem& problem, const Choice
     return d > 192 ? Tiles(k32BitLarge) : k32BitMedium;
   }
   if (choice.few_rows > 0) {
+    if (has_half_products(problem) && limits(problem.arch).shared_per_sm >= kDeepShared) {
+      const std::size_t fewer = d > 192 ? 2 : d > 128 || problem.paged() ? 1 : 0;
+      return Tiles(k16BitFewRowsHalf).subspan(fewer);
+    }
     if (!problem.paged()) return problem.stored() ? Tiles(k16BitFewRows) : k16BitFewRowsPaged;
     const bool deep = !problem.stored() && limits(problem.arch).shared_per_sm >= kDeepShared;
     if (!deep) return k16BitFewRowsPaged;
@@ -278,6 +298,11 @@ std::string split_refusal(const KernelSpec& spec) {
   return {};
 }
 
+bool has_half_products(const KernelSpec& spec) {
+  const Sm80Forward& own = spec.as<Sm80Forward>();
+  return spec.arch.sm() >= kHalfProductsFrom && (is_8_bits(own.k_storage) || is_8_bits(own.v_storage));
+}
+
 /// Whether warps split the keys of a cache whose K or V is stored in fewer bits.
 bool splits_stored_cache(const KernelSpec& spec) {
   const Sm80Forward& own = spec.as<Sm80Forward>();
@@ -290,7 +315,9 @@ int cached_overhead(const KernelSpec& spec) {
   if (!splits_stored_cache(spec)) return 0;
   const bool k_of_4_bits = is_u4(own.k_storage), v_of_4_bits = is_u4(own.v_storage);
   int registers = 0;
-  if (own.v_storage != 0 && !v_of_4_bits) registers += spec.d_v / 16 * kOverheadCachedValues;
+  const bool halves = has_half_products(spec) && spec.d_v <= 192;
+  if (own.v_storage != 0 && !v_of_4_bits)
+    registers += spec.d_v / 16 * (halves ? kOverheadHalfValues : kOverheadCachedValues);
   if (k_of_4_bits || (v_of_4_bits && own.k_storage != 0)) registers += kOverheadCached4Bit;
   if (k_of_4_bits && v_of_4_bits) registers += kOverheadCachedBoth4Bit;
   if (spec.arch.major < 9 && own.k_storage != 0 && (k_of_4_bits || v_of_4_bits)) registers += kOverheadCached4BitAmpere;
@@ -313,7 +340,8 @@ int blocks_that_fit(const KernelSpec& spec) {
   const int registers = (std::min(kRegistersPerThread, comfortable_registers(spec)) + 7) / 8 * 8;
   const int by_registers = arch.registers_per_sm / (spec.threads() * registers);
   const int by_shared = arch.shared_per_sm / (sm80_forward_shared_bytes(spec) + kReservedSharedPerBlock);
-  return std::clamp(std::min(by_registers, by_shared), 1, 8);
+  const bool shares = splits_stored_cache(spec) && has_half_products(spec);
+  return std::clamp(std::min(by_registers, by_shared), 1, shares ? kMostHalfBlocks : 8);
 }
 
 /// Of a bounded grid a block has a multiprocessor of its own.

@@ -65,7 +65,7 @@ inline std::uint16_t encode_bf16(double value) {
   return encode_16<8>(value);
 }
 
-/// The value of an E4M3 code. Those of NaNs, 0x7f and 0xff, are read as 480 and -480, as kernels do.
+/// The value of an E4M3 code. Those of NaNs, 0x7f and 0xff, are read as 480 and -480, as integer instructions do.
 inline float decode_e4m3(std::uint8_t bits) {
   const int exponent = bits >> 3 & 15;
   const int mantissa = bits & 7;

@@ -61,11 +61,10 @@ class TensorRows {
     return t;
   }
 
-  /// Where q is of 8 bits, NaN codes of e4m3 are NaN. Those of a cache beside wider q stay 480, the value of no other
-  /// code.
+  /// NaN codes of e4m3 are read as 480, the value of no other code, and are NaN.
   void plain_row(const TensorView& t, std::int64_t offset, std::int64_t d, Acc* row) const {
     elements(t, offset, t.strides[3], d, row);
-    if (t.dtype != DType::e4m3 || size_of(a_.q.dtype) != 1) return;
+    if (t.dtype != DType::e4m3) return;
     std::replace_if(
         row, row + d, [](Acc x) { return std::abs(x) == Acc(480); }, std::numeric_limits<Acc>::quiet_NaN());
   }

@@ -76,9 +76,8 @@ struct PagedKeys {
     return ptx::ld_global(row + index * paged.stride_page);
   }
   /// Whether `key` is there, in page `page`, which may lead out of the pool.
-  FA_DEVICE bool has(int key, int page) const {
-    return key >= begin && key < end && static_cast<uint32_t>(page) < static_cast<uint32_t>(paged.pages);
-  }
+  FA_DEVICE bool has(int key, int page) const { return key >= begin && key < end && in_pool(page); }
+  FA_DEVICE bool in_pool(int page) const { return static_cast<uint32_t>(page) < static_cast<uint32_t>(paged.pages); }
 };
 
 /// Those of a contiguous cache, whose row is the page of all of them.
@@ -91,6 +90,7 @@ struct PagedKeys<kContiguous> {
   static FA_DEVICE int row_in_page(int key) { return key; }
   FA_DEVICE int page_of(int) const { return row; }
   FA_DEVICE bool has(int key, int page) const { return page >= 0 && begin <= key && key < end; }
+  static FA_DEVICE bool in_pool(int page) { return page >= 0; }
 };
 
 /// The positions from `begin` to before `end` of the request that has row `row`.

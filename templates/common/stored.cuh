@@ -5,6 +5,7 @@
 #include <common/types.cuh>
 #include <common/u4.cuh>
 #include <common/variant.cuh>
+#include <ptx/e4m3.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
 #include <ptx/packed_math.cuh>
@@ -20,6 +21,9 @@ FA_DEVICE constexpr bool is_half(f16) {
   return true;
 }
 FA_DEVICE constexpr bool is_half(bf16) {
+  return false;
+}
+FA_DEVICE constexpr bool is_half(float) {
   return false;
 }
 
@@ -40,6 +44,19 @@ struct e4m3 {
     return ptx::fma_pair<T>((high & 0x80008000u) | (high >> kShift & kMagnitude), kFactor, 0x80008000u);
   }
 };
+
+/// The same where an instruction converts it, to f16. There its NaN codes are NaN.
+struct converted_e4m3 {
+  uint8_t bits;
+};
+
+template <class Stored>
+FA_DEVICE constexpr bool is_converted(Stored) {
+  return false;
+}
+FA_DEVICE constexpr bool is_converted(converted_e4m3) {
+  return true;
+}
 
 /// Two's complement.
 struct i8 {
@@ -62,6 +79,28 @@ struct i8 {
     }
   }
 };
+
+/// The values of a word's bytes, two at a time: of 0 and 1 and of 2 and 3, or of 0 and 2 and of 1 and 3.
+template <class Stored, class T>
+FA_DEVICE void neighbours(uint32_t& low, uint32_t& high, uint32_t word) {
+  if constexpr (is_converted(Stored{})) {
+    static_assert(is_half(T{}), "what the instruction converts to");
+    ptx::widen_e4m3_pairs(low, high, word);
+  } else {
+    low = Stored::template pair<T, Bytes::first>(word);
+    high = Stored::template pair<T, Bytes::last>(word);
+  }
+}
+template <class Stored, class T>
+FA_DEVICE void alternates(uint32_t& even, uint32_t& odd, uint32_t word) {
+  if constexpr (is_converted(Stored{})) {
+    static_assert(is_half(T{}), "what the instruction converts to");
+    ptx::widen_e4m3_pairs(even, odd, ptx::prmt(word, 0, 0x3120));
+  } else {
+    even = Stored::template pair<T, Bytes::even>(word);
+    odd = Stored::template pair<T, Bytes::odd>(word);
+  }
+}
 
 /// A byte of a latent row (sm80/sm80_latent.cuh).
 struct latent_byte {
@@ -100,6 +139,17 @@ FA_DEVICE constexpr int value_storage_of() {
   return 0;
 }
 
+/// Whether products of 8-bit elements are of f16 (sm80/sm80_half_products.cuh).
+template <class Config>
+FA_DEVICE constexpr bool has_half_products(int storage) {
+  if constexpr (requires { Config::kHalfProducts; }) return Config::kHalfProducts && (storage == 1 || storage == 2);
+  return false;
+}
+template <class Config>
+inline constexpr bool kHalfKeys = has_half_products<Config>(key_storage_of<Config>());
+template <class Config>
+inline constexpr bool kHalfValues = has_half_products<Config>(value_storage_of<Config>());
+
 /// What K and V are stored as: the queries' type, 8 bits and a scale a row, or 4 bits and a scale and an offset a
 /// group.
 template <class Config>
@@ -108,10 +158,13 @@ template <class Config>
 inline constexpr bool kStoredKeys = key_storage_of<Config>() != 0 && !kLatentRows<Config>;
 template <class Config>
 inline constexpr bool kStoredValues = value_storage_of<Config>() != 0;
+template <int kStorage, class T, bool kHalf>
+using ElementOf =
+    typename Either<converted_e4m3, typename StoredElement<kStorage, T>::type, kHalf && kStorage == 1>::type;
 template <class Config>
-using KeyElement = typename StoredElement<key_storage_of<Config>(), typename Config::Element>::type;
+using KeyElement = ElementOf<key_storage_of<Config>(), typename Config::Element, kHalfKeys<Config>>;
 template <class Config>
-using ValueElement = typename StoredElement<value_storage_of<Config>(), typename Config::Element>::type;
+using ValueElement = ElementOf<value_storage_of<Config>(), typename Config::Element, kHalfValues<Config>>;
 
 template <class Config>
 using StoredForwardParamsOf =

@@ -3,6 +3,7 @@
 
 #include <common/fp8.cuh>
 #include <common/types.cuh>
+#include <ptx/e4m3.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
 
@@ -18,13 +19,6 @@ FA_DEVICE uint16_t convert_e4m3(float low, float high) {
 /// Four floats as the bytes of a register, the first one the lowest.
 FA_DEVICE uint32_t convert_e4m3(float x0, float x1, float x2, float x3) {
   return convert_e4m3(x0, x1) | static_cast<uint32_t>(convert_e4m3(x2, x3)) << 16;
-}
-
-/// cvt.rn.f16x2.e4m3x2, exactly: bits 0-7 become the lower half.
-FA_DEVICE uint32_t widen_e4m3(uint16_t pair) {
-  uint32_t y;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(pair));
-  return y;
 }
 
 /// Four bytes, the first one the lowest, as pairs of f16, which have every number of both types.

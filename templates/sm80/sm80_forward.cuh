@@ -19,6 +19,8 @@
 #include <sm80/sm80_forward_epilogue.cuh>
 #include <sm80/sm80_forward_scores.cuh>
 #include <sm80/sm80_forward_splits.cuh>
+#include <sm80/sm80_half_products.cuh>
+#include <sm80/sm80_own_keys.cuh>
 #include <sm80/sm80_stored.cuh>
 #include <sm80/sm80_u4.cuh>
 #include <sm80/sm80_warp_group.cuh>
@@ -60,7 +62,8 @@ namespace fa::sm80 {
 ///
 /// With another kKeyStorage, or kValueStorage, the tiles of K or V have 8 bits an element, and each key a scale, which
 /// multiplies its column of S or of P. Or they have 4 bits, and groups of columns have a scale and an offset
-/// (sm80_u4.cuh).
+/// (sm80_u4.cuh). With kHalfProducts products of 8-bit elements are of f16, whatever the queries are of
+/// (sm80_half_products.cuh). Warps with kSplitWarps copy their own keys (sm80_own_keys.cuh).
 template <class Config>
 struct Forward : ForwardScores<Config> {
   using Base = ForwardScores<Config>;
@@ -74,17 +77,27 @@ struct Forward : ForwardScores<Config> {
   using Split = typename Base::Split;
   using QWarpTile = typename Base::QWarpTile;
   using Softmax = typename Base::Softmax;
+  using KeyProduct = typename Base::KeyProduct;
+  using ValueProduct = typename Base::ValueProduct;
   using Base::Base;
   using Base::kTileM, Base::kTileN, Base::kHeadDimQk, Base::kHeadDimV, Base::kStages, Base::kEarlyV, Base::kSplitWarps,
       Base::kWarpKeys, Base::kMTiles, Base::kGroups, Base::kPairs, Base::kNTiles, Base::kOTiles, Base::kOutTiles,
       Base::kVarlen, Base::kDropout, Base::kPaged, Base::kOwnParts, Base::kPieces, Base::kStoredKeys,
-      Base::kStoredValues, Base::kLatentRows, Base::kU4Keys, Base::kU4Values, Base::kSplitKeys, Base::kFixedSplits,
-      Base::kShares, Base::kTwoSided, Base::kLists, Base::kKeepsFirst, Base::kQBytes, Base::params, Base::index,
-      Base::piece, Base::tile, Base::lengths, Base::rows, Base::lane, Base::warp, Base::half, Base::block_row,
-      Base::row_count, Base::shared, Base::q_shared, Base::table_row, Base::first_read, Base::k_shared, Base::v_shared,
-      Base::load_q, Base::load_k, Base::load_v, Base::pair, Base::group, Base::first_o_column, Base::tile_range,
-      Base::kv_tile, Base::mask, Base::read_fixed, Base::apply_score, Base::apply_mask, Base::drop, Base::scale_scores,
-      Base::softmax_scale_log2;
+      Base::kStoredValues, Base::kHalfKeys, Base::kHalfValues, Base::kHalfQueries, Base::kOwnKeys, Base::kLatentRows,
+      Base::kU4Keys, Base::kU4Values, Base::kSplitKeys, Base::kFixedSplits, Base::kShares, Base::kTwoSided,
+      Base::kLists, Base::kKeepsFirst, Base::kQBytes, Base::params, Base::index, Base::piece, Base::tile, Base::lengths,
+      Base::rows, Base::lane, Base::warp, Base::half, Base::block_row, Base::row_count, Base::shared, Base::q_shared,
+      Base::table_row, Base::first_read, Base::k_shared, Base::v_shared, Base::load_q, Base::load_k, Base::load_v,
+      Base::pair, Base::group, Base::first_o_column, Base::tile_range, Base::kv_tile, Base::mask, Base::read_fixed,
+      Base::apply_score, Base::apply_mask, Base::drop, Base::scale_scores, Base::softmax_scale_log2;
+
+  /// What goes along from KV tile to KV tile.
+  struct NoLift {};
+  struct Walk {
+    int stage = 0;
+    typename Either<KeyPointers<KElement, VElement>, NoLift, kOwnKeys>::type keys;
+    typename Either<RowLift<kMTiles>, NoLift, kHalfValues>::type lift;
+  };
 
   /// A second view of the same tile: deriving it again is cheaper than keeping it in registers over the main loop.
   FA_DEVICE Forward again() const {
@@ -121,7 +134,7 @@ struct Forward : ForwardScores<Config> {
     if constexpr (kU4Values) {
       U4Values<T, VElement>::restore(o, lane);
     } else if constexpr (kStoredValues) {
-      StoredValues<VElement>::restore(o, lane);
+      StoredValues<ValueProduct, VElement>::restore(o, lane);
     }
     if constexpr (kSplitWarps) {
       Fragment<kMTiles, kOutTiles> whole;
@@ -152,8 +165,22 @@ struct Forward : ForwardScores<Config> {
 
   FA_DEVICE void attend(const KvRange& range, Fragment<kMTiles, kOTiles>& o, Softmax& softmax) {
     typename Gemm::template QFragment<Config::kQInRegisters ? kMTiles : 1, Config::kQInRegisters ? kHeadDimQk : 16> q;
+    Walk walk;
     load_q();
-    if constexpr (Config::kQInRegisters) {
+    if constexpr (kOwnKeys || kHalfQueries) {
+      ptx::cp_async_commit();
+      prefetch(range, walk);
+      ptx::cp_async_wait<(kStages == 1 ? 2 : kStages - 1)>();
+      meet_at_queries();  // Q has landed
+      if constexpr (kHalfQueries) convert_queries();
+      if constexpr (Config::kQInRegisters) {
+        FA_UNROLL
+        for (int m = 0; m < kMTiles; ++m) {
+          FA_UNROLL
+          for (int k = 0; k < kHeadDimQk / 16; ++k) load_q_fragment(q[m][k], m, k);
+        }
+      }
+    } else if constexpr (Config::kQInRegisters) {
       ptx::cp_async_commit();
       ptx::cp_async_wait<0>();
       ptx::sync_warp();                                // the other lanes' copies of this warp's Q rows have landed
@@ -168,25 +195,24 @@ struct Forward : ForwardScores<Config> {
         Gemm::template load_q<QWarpTile, kMTiles, kHeadDimQk>(q, q_shared, 0, lane);
       }
     }
-    prefetch(range);
+    if constexpr (!kOwnKeys && !kHalfQueries) prefetch(range, walk);
 
     int n_block = range.end - 1;
-    int stage = 0;
     if constexpr (Config::kLoopBodies == 2) {
       for (; n_block >= range.plain_end && n_block >= range.begin; --n_block) {
-        step<true>(range, n_block, stage, q, o, softmax);
+        step<true>(range, n_block, walk, q, o, softmax);
       }
       if constexpr (kTwoSided) {
         for (; n_block >= range.plain_begin && n_block >= range.begin; --n_block) {
-          step<false>(range, n_block, stage, q, o, softmax);
+          step<false>(range, n_block, walk, q, o, softmax);
         }
-        for (; n_block >= range.begin; --n_block) step<true>(range, n_block, stage, q, o, softmax);
+        for (; n_block >= range.begin; --n_block) step<true>(range, n_block, walk, q, o, softmax);
       } else {
-        for (; n_block >= range.begin; --n_block) step<false>(range, n_block, stage, q, o, softmax);
+        for (; n_block >= range.begin; --n_block) step<false>(range, n_block, walk, q, o, softmax);
       }
     } else {
       for (; n_block >= range.begin; --n_block) {
-        step<true>(range, n_block, stage, q, o, softmax);
+        step<true>(range, n_block, walk, q, o, softmax);
         if constexpr (kFixedSplits && !kShares) {
           if (n_block > range.begin && split_at(n_block) != split_at(n_block - 1)) {
             ForwardSplits<const Forward>{*this}.fold_away(split_at(n_block) == split_at(range.end - 1), o, softmax);
@@ -194,14 +220,35 @@ struct Forward : ForwardScores<Config> {
         }
       }
     }
+    if constexpr (kHalfValues) walk.lift.undo(o);
+  }
+
+  /// Those who have copied the rows of Q that this warp has.
+  FA_DEVICE void meet_at_queries() const {
+    if constexpr (kSplitWarps) {
+      ptx::sync_threads();
+    } else {
+      ptx::sync_warp();
+    }
+  }
+
+  FA_DEVICE void convert_queries() const {
+    constexpr int kSharing = kSplitWarps ? Base::kWarpCount : 1;
+    FA_UNROLL_BY(1)
+    for (int row = kSplitWarps ? warp : 0; row < Base::kWarpRows; row += kSharing) {
+      HalfRows<QWarpTile, kHeadDimQk>::convert(q_shared, row, lane);
+    }
+    meet_at_queries();  // Q is of f16
   }
 
   /// The A operand of m tile `m` and depth step `k` of Q, from shared memory.
   FA_DEVICE void load_q_fragment(uint32_t (&a)[4], int m, int k) const {
     if constexpr (kU4Keys) {
       U4Keys<T, KElement>::template load_a<QWarpTile>(a, q_shared, 16 * m, k, lane);
+    } else if constexpr (kHalfQueries) {
+      WarpGemm<KeyProduct>::template load_a<QWarpTile, kHeadDimQk>(a, q_shared, 16 * m, k, lane);
     } else if constexpr (kStoredKeys) {
-      StoredKeys<T, KElement>::template load_a<QWarpTile>(a, q_shared, 16 * m, k, lane);
+      StoredKeys<KeyProduct, KElement>::template load_a<QWarpTile>(a, q_shared, 16 * m, k, lane);
     } else {
       Gemm::template load_a<QWarpTile, kHeadDimQk>(a, q_shared, 16 * m, k, lane);
     }
@@ -211,8 +258,21 @@ struct Forward : ForwardScores<Config> {
 
   /// Starts the first tiles' copies (Q rides with the first): K and V a group each with one buffer, else a tile a
   /// group.
-  FA_DEVICE void prefetch(const KvRange& range) const {
-    if constexpr (kStages == 1) {
+  FA_DEVICE void prefetch(const KvRange& range, Walk& walk) const {
+    if constexpr (kOwnKeys) {
+      const OwnKeys<Forward> own{*this};
+      walk.keys = own.pointers();
+      int pages[kStages];  // looked up before the first copy: none waits for another
+      FA_UNROLL
+      for (int i = 0; i < kStages; ++i) pages[i] = range.end - 1 - i >= range.begin ? own.page(range.end - 1 - i) : 0;
+      FA_UNROLL
+      for (int i = 0; i < kStages - 1; ++i) {
+        walk.keys.page = pages[i];
+        if (range.end - 1 - i >= range.begin) own.load(range.end - 1 - i, i, walk.keys);
+        ptx::cp_async_commit();
+      }
+      walk.keys.page = pages[kStages - 1];
+    } else if constexpr (kStages == 1) {
       load_k(range.end - 1, 0);
       ptx::cp_async_commit();
       if constexpr (kEarlyV) load_v(range.end - 1, 0);
@@ -231,18 +291,29 @@ struct Forward : ForwardScores<Config> {
 
   /// One KV tile: S = Q K^T, mask, online softmax, O += P V, with the next copies under way.
   template <bool kMaybeMasked, class Q>
-  FA_DEVICE void step(const KvRange& range, int n_block, int& stage, const Q& q, Fragment<kMTiles, kOTiles>& o,
+  FA_DEVICE void step(const KvRange& range, int n_block, Walk& walk, const Q& q, Fragment<kMTiles, kOTiles>& o,
                       Softmax& softmax) const {
+    int& stage = walk.stage;
     ptx::cp_async_wait<(kStages == 1 ? 1 : kStages - 2)>();
-    ptx::sync_threads();  // this tile's K has landed for all, and all have left the buffers that are filled next
-    if constexpr (kStages == 1) {
-      if (!kEarlyV || n_block != range.end - 1) load_v(n_block, 0);
-    } else {
+    if constexpr (kOwnKeys) {
+      ptx::sync_warp();  // this warp's keys have landed, and it has left the buffer that is filled next
+      const OwnKeys<Forward> own{*this};
       const int next = n_block - (kStages - 1);
-      const int next_stage = stage == 0 ? kStages - 1 : stage - 1;
       if (next >= range.begin) {
-        load_k(next, next_stage);
-        load_v(next, next_stage);
+        own.load(next, stage == 0 ? kStages - 1 : stage - 1, walk.keys);
+        if (next > range.begin) walk.keys.page = own.page(next - 1);
+      }
+    } else {
+      ptx::sync_threads();  // this tile's K has landed for all, and all have left the buffers that are filled next
+      if constexpr (kStages == 1) {
+        if (!kEarlyV || n_block != range.end - 1) load_v(n_block, 0);
+      } else {
+        const int next = n_block - (kStages - 1);
+        const int next_stage = stage == 0 ? kStages - 1 : stage - 1;
+        if (next >= range.begin) {
+          load_k(next, next_stage);
+          load_v(next, next_stage);
+        }
       }
     }
     ptx::cp_async_commit();
@@ -266,7 +337,8 @@ struct Forward : ForwardScores<Config> {
       U4Keys<T, KElement>::template scores<KTile, kHeadDimQk, scales.kPitch>(s, keys, scales.own_k(stage), lane,
                                                                              load_a);
     } else if constexpr (kStoredKeys) {
-      StoredKeys<T, KElement>::template scores<KTile, kHeadDimQk>(s, keys, lane, load_a);
+      StoredKeys<KeyProduct, KElement>::template scores<KTile, kHeadDimQk>(s, keys, lane, load_a);
+      if constexpr (kHalfQueries) HalfRows<QWarpTile, kHeadDimQk>::undo(s, q_shared, lane);
       StoredScales<Forward>{*this}.multiply_k(s, stage);
     } else if constexpr (kNTiles == 1) {
       scores_of_8_keys<T, KTile, kHeadDimQk>(s, keys, lane, load_a);
@@ -307,6 +379,14 @@ struct Forward : ForwardScores<Config> {
       group().template accumulate<VTile, kOTiles>(o, v_shared(stage) + VTile::offset(0, first_o_column()));
     } else {
       finish_scores<kMaybeMasked>(range, n_block, s, softmax);
+      [[maybe_unused]] float before[kMTiles][2];
+      if constexpr (kHalfValues) {
+        FA_UNROLL
+        for (int m = 0; m < kMTiles; ++m) {
+          before[m][0] = softmax.max[m][0];
+          before[m][1] = softmax.max[m][1];
+        }
+      }
       softmax.template update<Config::kConditionalRescale, kNTiles, kOTiles>(s, o, softmax_scale_log2());
       if constexpr (kDropout) drop(s, kv_tile(n_block) * kTileN + half * kWarpKeys);
       const uint32_t values = v_shared(stage) + VTile::offset(half * kWarpKeys, 0);
@@ -316,7 +396,8 @@ struct Forward : ForwardScores<Config> {
                                                                                     lane);
       } else if constexpr (kStoredValues) {
         StoredScales<Forward>{*this}.multiply_v(s, stage);
-        StoredValues<VElement>::template accumulate<VTile, kHeadDimV>(o, s, values, lane);
+        if constexpr (kHalfValues) walk.lift.apply(s, o, before, softmax, softmax_scale_log2());
+        StoredValues<ValueProduct, VElement>::template accumulate<VTile, kHeadDimV>(o, s, values, lane);
       } else {
         Gemm::template accumulate<VTile, kHeadDimV, kMTiles, kNTiles>(o, s, values, lane);
       }

@@ -16,6 +16,7 @@
 #include <ptx/memory.cuh>
 #include <ptx/thread.cuh>
 #include <sm80/sm80_forward_traits.cuh>
+#include <sm80/sm80_own_keys.cuh>
 #include <sm80/sm80_stored.cuh>
 
 namespace fa::sm80 {
@@ -149,6 +150,12 @@ struct ForwardBlock : ForwardTraits<Config> {
   FA_DEVICE uint32_t v_shared(int stage) const {
     if constexpr (kValueInKey) return k_shared(stage);
     return shared + kQBytes + kStages * KTile::kBytes + stage * VTile::kBytes;
+  }
+
+  /// The scales [words, tile_n] of a K and V tile.
+  FA_DEVICE uint32_t scales_shared(int stage) const {
+    return shared + kTileBytes +
+           stage * (Base::kKeyScales + Base::kValueScales) * kTileN * static_cast<int>(sizeof(float));
   }
 
   FA_DEVICE void load_q() const {

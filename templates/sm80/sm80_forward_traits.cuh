@@ -75,10 +75,17 @@ struct ForwardTraits {
   static constexpr bool kStoredKeys = kernel::kStoredKeys<Config>;
   static constexpr bool kStoredValues = kernel::kStoredValues<Config>;
   static constexpr bool kStored = kStoredKeys || kStoredValues;
+  static constexpr bool kHalfKeys = kernel::kHalfKeys<Config>;
+  static constexpr bool kHalfValues = kernel::kHalfValues<Config>;
+  static constexpr bool kHalfQueries = kHalfKeys && !kernel::is_half(T{});  // Q becomes f16
+  using KeyProduct = typename Either<kernel::f16, T, kHalfKeys>::type;
+  using ValueProduct = typename Either<kernel::f16, kernel::bf16, kHalfValues>::type;  // of 8-bit V
   static constexpr bool kU4Keys = kernel::kIsU4<KElement>;
   static constexpr bool kU4Values = kernel::kIsU4<VElement>;
   static constexpr int kKeyScales = kernel::scale_words<KElement>(kHeadDimQk);  // words of a key, where there are any
   static constexpr int kValueScales = kernel::scale_words<VElement>(kHeadDimV);
+  // Warps copy the keys that they have in a tile.
+  static constexpr bool kOwnKeys = kSplitWarps && kStored && kStages > 1 && (kWarpKeys == 16 || kWarpKeys == 32);
   static constexpr int kSplitKeys = kernel::kSplitKeys<Config>;
   static constexpr bool kFixedSplits = kSplitKeys > 0;
   static constexpr bool kShares = kFixedSplits && Config::kSplit;  // splits, with other blocks
@@ -95,6 +102,8 @@ struct ForwardTraits {
   static_assert(!kPairs || (kMTiles == 2 && sizeof(T) == 2 && !Config::kQInRegisters), "pairs share 32 rows");
   static_assert(!kGroups || !Config::kQInRegisters, "groups keep Q in shared memory");
   static_assert(!kDropout || kWarpKeys % 16 == 0, "bits are drawn for 16 keys");
+  static_assert(!kOwnKeys || kPaged || !kVarlen, "packed keys are of the queries' type");
+  static_assert(!kHalfValues || !kFixedSplits, "O of fixed splits has no factors");
   static_assert(!kernel::kValueInKey<Config> || (kGroups && kStages > 1), "K stays until it has been V");
   static_assert(!kernel::kLatentRows<Config> || (kernel::kValueInKey<Config> && kHeadDimQk == 576 && kHeadDimV == 512),
                 "latent rows are of one size");

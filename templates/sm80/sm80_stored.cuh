@@ -68,17 +68,17 @@ struct StoredKeys {
  private:
   template <int kMTiles, int kNTiles>
   static FA_DEVICE void multiply(Fragment<kMTiles, kNTiles>& s, int n, const uint32_t (&a)[kMTiles][4], uint32_t word) {
-    const uint32_t low = Stored::template pair<T, Bytes::first>(word);
-    const uint32_t high = Stored::template pair<T, Bytes::last>(word);
+    uint32_t low, high;
+    neighbours<Stored, T>(low, high, word);
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) ptx::mma_m16n8k16<T>(s[m][n], a[m], low, high);
   }
 };
 
 /// Of O += P V the n tiles 2j and 2j + 1 have the even and the odd columns of the 16 from 16j on, until `restore` puts
-/// them in their order. The product is in bf16, whatever the tensors are of: P times a row's scale keeps its precision
-/// however small that is.
-template <class Stored>
+/// them in their order. The product is in P: in bf16, whatever the tensors are of, as P times a row's scale keeps its
+/// precision however small that is; or in f16 (sm80_half_products.cuh).
+template <class P, class Stored>
 struct StoredValues {
   /// As WarpGemm::accumulate; V is [tile_n, kHeadDimV] of Stored in shared memory, and P has its rows' scales.
   template <class VTile, int kHeadDimV, int kMTiles, int kNTiles>
@@ -89,7 +89,7 @@ struct StoredValues {
     FA_UNROLL
     for (int k = 0; k < kNTiles / 2; ++k) {
       uint32_t a[kMTiles][4];
-      WarpGemm<bf16>::pack_step(a, p, k);
+      WarpGemm<P>::pack_step(a, p, k);
       FA_UNROLL
       for (int n = 0; n + 3 < kHeadDimV / 8; n += 4) {
         uint32_t b[4];
@@ -123,14 +123,13 @@ struct StoredValues {
   template <int kMTiles, int kOTiles>
   static FA_DEVICE void multiply(Fragment<kMTiles, kOTiles>& o, int n, const uint32_t (&a)[kMTiles][4], uint32_t low,
                                  uint32_t high) {
-    const uint32_t even[2] = {Stored::template pair<bf16, Bytes::even>(low),
-                              Stored::template pair<bf16, Bytes::even>(high)};
-    const uint32_t odd[2] = {Stored::template pair<bf16, Bytes::odd>(low),
-                             Stored::template pair<bf16, Bytes::odd>(high)};
+    uint32_t even[2], odd[2];
+    alternates<Stored, P>(even[0], odd[0], low);
+    alternates<Stored, P>(even[1], odd[1], high);
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
-      ptx::mma_m16n8k16<bf16>(o[m][n], a[m], even[0], even[1]);
-      ptx::mma_m16n8k16<bf16>(o[m][n + 1], a[m], odd[0], odd[1]);
+      ptx::mma_m16n8k16<P>(o[m][n], a[m], even[0], even[1]);
+      ptx::mma_m16n8k16<P>(o[m][n + 1], a[m], odd[0], odd[1]);
     }
   }
 
@@ -183,9 +182,7 @@ struct StoredScales {
   FA_DEVICE uint32_t own_v(int stage) const { return of_v(stage) + f.half * Forward::kWarpKeys * kSize; }
 
  private:
-  FA_DEVICE uint32_t of_k(int stage) const {
-    return f.shared + Forward::kTileBytes + stage * (kKeyWords + kValueWords) * kTileN * kSize;
-  }
+  FA_DEVICE uint32_t of_k(int stage) const { return f.scales_shared(stage); }
   FA_DEVICE uint32_t of_v(int stage) const { return of_k(stage) + kKeyWords * kTileN * kSize; }
 
   template <int kWords>

@@ -41,6 +41,7 @@ enum Flag : unsigned {
   kSplit = 131072,     // blocks have equal parts of each request
   kCluster = 262144,   // of four blocks, which merge them
   kMulticast = 524288,
+  kConverts = 1048576,  // of a compute capability that converts e4m3
 };
 
 struct Shape {
@@ -172,6 +173,13 @@ constexpr Shape kShapes[] = {
     {kContiguous, DType::bf16, 16, 64, 16, 4, 64, 2, kPackGqa | kScheduled | kSplitWarps, "window_sink"},
     {kContiguous, DType::f16, 24, 40, 32, 2, 16, 1, kUnaligned | kTwoBodies | kScheduled},
     {kContiguous, DType::bf16, 32, 32, 16, 4, 64, 2, kPackGqa | kScheduled | kSplitWarps, "", 0, 1, 2},
+    {16, DType::bf16, 64, 64, 32, 2, 32, 1, kPacked | kCausal | kConverts, "", 0, 1, 1},
+    {8, DType::f16, 48, 80, 32, 2, 48, 2, kCausal | kPackGqa | kQInRegisters | kConverts, "", 0, 1, 2},
+    {12, DType::bf16, 80, 32, 16, 4, 64, 2, kPackGqa | kScheduled | kSplitWarps | kConverts, "", 0, 1, 1},
+    {64, DType::bf16, 16, 64, 16, 4, 64, 3, kCausal | kPackGqa | kOwnParts | kSplitWarps | kConverts, "", 0, 2, 1},
+    {3, DType::f16, 64, 32, 32, 2, 64, 2, kPacked | kCausal | kSplitWarps | kConverts, "window_sink", 0, 1, 0},
+    {kContiguous, DType::bf16, 128, 64, 16, 4, 64, 2, kPackGqa | kScheduled | kQInRegisters | kSplitWarps | kConverts,
+     "", 0, 1, 1},
     {kContiguous, DType::f32, 16, 24, 32, 2, 16, 1, kPacked | kCausal},
     {kContiguous, DType::f16, 40, 24, 32, 4, 32, 2, kPackGqa | kFours | kInKey | kScheduled},
     {kContiguous, DType::bf16, 576, 512, 16, 4, 32, 2, kCausal | kPackGqa | kFours | kInKey | kScheduled, "", 0, 3},
@@ -207,7 +215,9 @@ void take_wide(KernelSpec& spec, const Shape& shape) {
 PagedKernel to_kernel(const Shape& shape) {
   PagedKernel kernel;
   KernelSpec& spec = kernel.spec;
-  spec.arch = shape.has(kTuring) ? fa::plan::Arch{7, 5, '\0'} : fa::plan::Arch{8, 0, '\0'};
+  spec.arch = shape.has(kTuring)     ? fa::plan::Arch{7, 5, '\0'}
+              : shape.has(kConverts) ? fa::plan::Arch{8, 9, '\0'}
+                                     : fa::plan::Arch{8, 0, '\0'};
   spec.dtype = shape.dtype;
   spec.d_qk = shape.d_qk;
   spec.d_v = shape.d_v;
@@ -338,6 +348,12 @@ KernelSpec sm80_u4() {
   return to_kernel({8, DType::bf16, 64, 64, 32, 2, 32, 1, kPacked | kCausal, "", 0, 32, 32}).spec;
 }
 
+KernelSpec sm80_own_keys() {
+  return to_kernel(
+             {12, DType::bf16, 64, 64, 16, 4, 64, 2, kPackGqa | kScheduled | kSplitWarps | kConverts, "", 0, 1, 1})
+      .spec;
+}
+
 KernelSpec sm80_scheduled_early() {
   KernelSpec spec = sm80_scheduled();
   spec.arch = {9, 0, 'a'};
@@ -352,6 +368,7 @@ std::vector<KernelSpec> all_paged_specs() {
   specs.push_back(sm80_contiguous());
   specs.push_back(sm90_contiguous());
   specs.push_back(sm80_u4());
+  specs.push_back(sm80_own_keys());
   specs.push_back(sm90_wide_scheduled());
   specs.push_back(sm90_wide_multicast());
   specs.push_back(sm90_scheduled());

@@ -1,5 +1,6 @@
 // A KV cache in pages on the device.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -11,6 +11,12 @@ int overlaps_others(const KernelSpec& spec) {
   return spec.scheduled() && overlaps(spec.arch) ? 1 : Field::kAbsent;
 }
 
+int half_products(const KernelSpec& spec) {
+  const Sm80Forward& own = spec.as<Sm80Forward>();
+  return spec.arch.sm() >= kHalfProductsFrom && (is_8_bits(own.k_storage) || is_8_bits(own.v_storage)) ? 1
+                                                                                                       : Field::kAbsent;
+}
+
 constexpr Field kFields[] = {
     field<&SpecHead::d_qk>("d_qk").as("kHeadDimQk"),
     field<&SpecHead::d_v>("d_v").as("kHeadDimV"),
@@ -62,6 +68,7 @@ constexpr Field kFields[] = {
         .when_above_0()
         .as("kKeyStorage", "1: e4m3, 2: i8, else: 4 bits, in groups of so many columns"),
     field<&Sm80Forward::v_storage>("v_storage").when_above_0().as("kValueStorage", "likewise"),
+    derived("kHalfProducts", half_products, "of 8-bit K or V: in f16"),
     derived("kOverlaps", overlaps_others, "with the kernel before it"),
     field<&SpecHead::accumulate>("accumulate").when_set().as("kAccumulate", "to what o and lse hold"),
     field<&Sm80Forward::value_in_key>("value_in_key").when_set().as("kValueInKey", "V is the first columns of K"),

@@ -18,6 +18,9 @@ inline constexpr int kLatentRows = 3;
 constexpr bool is_u4(int storage) noexcept {
   return storage >= 32;
 }
+constexpr bool is_8_bits(int storage) noexcept {  // and each row a scale
+  return storage == 1 || storage == 2;
+}
 /// Bytes of a row of `columns` numbers of `element` bytes where they are not stored, and of its scales.
 constexpr int stored_row_bytes(int storage, int columns, int element) noexcept {
   return is_u4(storage) ? columns / 2 : columns * (storage != 0 && storage != kLatentRows ? 1 : element);
@@ -25,6 +28,9 @@ constexpr int stored_row_bytes(int storage, int columns, int element) noexcept {
 constexpr int stored_scale_bytes(int storage, int columns) noexcept {
   return is_u4(storage) ? columns / storage * 4 : 4;
 }
+
+/// The first compute capability, times ten, with an instruction that converts e4m3 to f16.
+inline constexpr int kHalfProductsFrom = 89;
 
 /// What a spec of the mma.sync forward has besides its head. `warps_n` of the head: so many warps share their rows; 2
 /// with two m tiles a warp: in pairs.

@@ -1,0 +1,177 @@
+#ifndef FA_TEMPLATES_SM80_SM80_OWN_KEYS_CUH_
+#define FA_TEMPLATES_SM80_SM80_OWN_KEYS_CUH_
+
+#include <common/constants.cuh>
+#include <common/copies.cuh>
+#include <common/shared_tile.cuh>
+#include <ptx/cp_async_4.cuh>
+#include <ptx/language.cuh>
+#include <ptx/thread.cuh>
+
+namespace fa::sm80 {
+
+using namespace kernel;
+
+/// Where a lane of OwnKeys reads, of page 0.
+template <class KElement, class VElement>
+struct KeyPointers {
+  const KElement* k;
+  const VElement* v;
+  const float* scales;  // of K or of V, and their strides
+  int64_t scale_stride_b;
+  int64_t scale_stride_s;
+  int page;  // of this lane's key, or of all of them, in the tile that is copied next
+};
+
+/// Copies K, V and the scales of the keys that a warp has of a KV tile to shared memory, where warps share query rows
+/// (kSplitWarps): each copies its own keys, and waits for no other.
+template <class Block>
+struct OwnKeys {
+  using KElement = typename Block::KElement;
+  using VElement = typename Block::VElement;
+  using Pointers = KeyPointers<KElement, VElement>;
+  static constexpr int kKeys = Block::kWarpKeys;
+  static constexpr int kWord = 4;
+  static constexpr int kKeyWords = Block::kStoredKeys ? Block::kKeyScales : 0;
+  static constexpr int kValueWords = Block::kStoredValues ? Block::kValueScales : 0;
+  static constexpr int kWords = kKeyWords + kValueWords;  // of scales, of a key
+  // A warp's keys of a tile begin at a multiple of kKeys.
+  static constexpr bool kOnePage = Block::kPageSize <= 0 || Block::kPageSize % kKeys == 0;
+  static constexpr bool kOneWord = kKeys * kWords <= kWarpSize && kKeyWords <= 1 && kValueWords <= 1;  // of a lane
+  static_assert(kKeys <= kWarpSize && kWarpSize % kKeys == 0, "a lane has a key to look up");
+
+  const Block& f;
+
+  FA_DEVICE Pointers pointers() const {
+    Pointers result;
+    result.k = start<typename Block::KTile>(static_cast<const KElement*>(f.params.k), f.params.stride_k_h,
+                                            f.params.stride_k_s);
+    result.v = start<typename Block::VTile>(static_cast<const VElement*>(f.params.v), f.params.stride_v_h,
+                                            f.params.stride_v_s);
+    if constexpr (kOneWord) {
+      const ScaleParams& from = f.params.scales;
+      const bool of_value = lane() / kKeys >= kKeyWords;
+      result.scale_stride_b = of_value ? from.stride_v_b : from.stride_k_b;
+      result.scale_stride_s = of_value ? from.stride_v_s : from.stride_k_s;
+      result.scales = (of_value ? from.v : from.k) + f.rows.kv_head() * (of_value ? from.stride_v_h : from.stride_k_h) +
+                      (kOnePage ? lane() % kKeys * result.scale_stride_s : 0);
+    }
+    return result;
+  }
+
+  /// The page of this lane's key, or of all of them, of KV tile `n`. Asked for before the tile is copied, so that no
+  /// copy waits for it.
+  FA_DEVICE int page(int n) const {
+    if constexpr (Block::kContiguous) return f.table_row;
+    if constexpr (!Block::kPaged) return f.tile.batch;
+    return f.paged_keys().page_of(first_key(n) + lane() % kKeys);
+  }
+
+  /// Starts the copies, of page `at.page`. Keys that are not there become zero.
+  FA_DEVICE void load(int n, int stage, const Pointers& at) const {
+    const int first = first_key(n);
+    copy<typename Block::KTile>(f.k_shared(stage), at.k, f.params.stride_k_b, f.params.stride_k_s, first, at.page);
+    copy<typename Block::VTile>(f.v_shared(stage), at.v, f.params.stride_v_b, f.params.stride_v_s, first, at.page);
+    copy_scales(f.scales_shared(stage), first, at);
+  }
+
+ private:
+  template <class Tile>
+  static constexpr int kLanes =  // of a row
+      ceil_power_of_two(Tile::kChunks) < kWarpSize ? ceil_power_of_two(Tile::kChunks) : kWarpSize;
+
+  static FA_DEVICE int lane() { return ptx::thread_index() % kWarpSize; }
+  FA_DEVICE int own() const { return f.half * kKeys; }  // the warp's first row of a tile
+  FA_DEVICE int first_key(int n) const { return f.kv_tile(n) * Block::kTileN + own(); }
+  /// Of places that are not there, too, which are not read.
+  static FA_DEVICE int64_t times(int count, int64_t stride) { return static_cast<uint32_t>(count) * stride; }
+
+  /// Whether the tile's first key plus `row` is there.
+  struct There {
+    int begin;
+    uint32_t count;
+    FA_DEVICE bool has(int row) const { return static_cast<uint32_t>(row - begin) < count; }
+  };
+  FA_DEVICE There there(int first, int page) const {
+    if constexpr (Block::kPaged) {
+      const auto keys = f.paged_keys();
+      const bool in_pool = keys.in_pool(page);
+      return {keys.begin - first, in_pool && keys.end > keys.begin ? static_cast<uint32_t>(keys.end - keys.begin) : 0};
+    } else {
+      return {-first, static_cast<uint32_t>(f.lengths.s_kv)};
+    }
+  }
+  FA_DEVICE int row_in_page(int key) const {
+    if constexpr (Block::kPaged) {
+      return f.paged_keys().row_in_page(key);
+    } else {
+      return key;
+    }
+  }
+
+  template <class Tile, class Element>
+  FA_DEVICE const Element* start(const Element* cache, int64_t stride_h, int64_t stride_s) const {
+    constexpr int kElements = kChunkBytes / static_cast<int>(sizeof(Element));
+    return cache + f.rows.kv_head() * stride_h + lane() % kLanes<Tile> * kElements +
+           (kOnePage ? lane() / kLanes<Tile> * stride_s : 0);
+  }
+
+  template <class Tile, class Element>
+  FA_DEVICE void copy(uint32_t tile, const Element* from, int64_t stride_b, int64_t stride_s, int first,
+                      int page) const {
+    constexpr int kRows = kWarpSize / kLanes<Tile>;  // at a time
+    constexpr int kElements = kChunkBytes / static_cast<int>(sizeof(Element));
+    const int row = lane() / kLanes<Tile>, chunk = lane() % kLanes<Tile>;
+    const Element* pointer = from;
+    if constexpr (kOnePage) pointer += times(page, stride_b) + times(row_in_page(first), stride_s);
+    const uint32_t target = tile + Tile::offset(own() + row, 0) + chunk * kChunkBytes;
+    There valid = there(first, page);
+    FA_UNROLL
+    for (int i = 0; i < ceil_div(kKeys, kRows); ++i) {
+      const int of_tile = row + i * kRows;
+      if constexpr (!kOnePage) {
+        const int of_key = ptx::shfl(page, of_tile % kKeys);
+        pointer = from + times(of_key, stride_b) + times(row_in_page(first + of_tile), stride_s);
+        valid = there(first, of_key);
+      }
+      if (kRows > kKeys && row >= kKeys) continue;
+      FA_UNROLL
+      for (int step = 0; step < ceil_div(Tile::kChunks, kLanes<Tile>); ++step) {
+        if (Tile::kChunks % kLanes<Tile> != 0 && chunk + step * kLanes<Tile> >= Tile::kChunks) continue;
+        ptx::cp_async_16(target + Tile::offset(i * kRows, 0) + step * kLanes<Tile> * kChunkBytes,
+                         pointer + step * kLanes<Tile> * kElements, valid.has(of_tile));
+      }
+      pointer += kRows * stride_s;
+    }
+  }
+
+  /// Words [kKeyScales + kValueScales, tile_n]: K's come first, and have their place where K has no scales, too.
+  FA_DEVICE void copy_scales(uint32_t target, int first, const Pointers& at) const {
+    FA_UNROLL
+    for (int i = 0; i < ceil_div(kKeys * kWords, kWarpSize); ++i) {
+      const int item = lane() + i * kWarpSize;
+      const int row = item % kKeys, word = item / kKeys;
+      const bool of_value = word >= kKeyWords;
+      int page = at.page;
+      if constexpr (!kOnePage) page = ptx::shfl(at.page, row);
+      if (kKeys * kWords % kWarpSize != 0 && word >= kWords) continue;
+      const int place = row_in_page(kOnePage ? first : first + row);
+      const float* scales = at.scales;
+      if constexpr (kOneWord) {
+        scales += times(page, at.scale_stride_b) + times(place, at.scale_stride_s);
+      } else {
+        const ScaleParams& from = f.params.scales;
+        scales = of_value ? from.v + (word - kKeyWords) : from.k + word;
+        scales += f.rows.kv_head() * (of_value ? from.stride_v_h : from.stride_k_h);
+        scales += times(page, of_value ? from.stride_v_b : from.stride_k_b);
+        scales += times(place + (kOnePage ? row : 0), of_value ? from.stride_v_s : from.stride_k_s);
+      }
+      const int slot = of_value ? word - kKeyWords + Block::kKeyScales : word;
+      ptx::cp_async_4(target + (slot * Block::kTileN + own() + row) * kWord, scales, there(first, page).has(row));
+    }
+  }
+};
+
+}  // namespace fa::sm80
+
+#endif  // FA_TEMPLATES_SM80_SM80_OWN_KEYS_CUH_
