@@ -299,6 +299,7 @@ struct BackwardInputs {
   MaskTiles tiles = {};            ///< of backward: not those of forward
   std::optional<ShardPlace> place = std::nullopt;  ///< that of forward
   int max_multiprocessors = 0;                     ///< as in forward
+  StatisticsGradients statistics = {};             ///< what AttentionConfig::statistics says
 };
 
 /// What backward writes. Every element is written, but for the padding of packed batches, and none is read: rows and

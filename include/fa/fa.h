@@ -308,8 +308,8 @@ typedef struct fa_config {
   int32_t key_scales;
   int32_t value_scales;
   int32_t precise; /* nonzero: with such a dtype, P and V are multiplied as f16: o is as exact as in 16 bits */
-  /* What fa_forward tells of scores and of P (fa_forward_outputs). Nothing is tuned then, and no gradient flows through
-   * it. Refused with accumulate, invariance, shared prefixes and 8-bit floats; docs/statistics.md has the rest. */
+  /* What fa_forward tells of scores and of P (fa_forward_outputs). Nothing is tuned then. Refused with accumulate,
+   * invariance, shared prefixes and 8-bit floats; docs/statistics.md has the rest. */
   int32_t max_logit;         /* enum fa_max_logit */
   int32_t max_logit_by_head; /* nonzero: one number for each query head, as QK-clip needs */
   int32_t entropy;           /* nonzero: of each row of P */
@@ -317,6 +317,12 @@ typedef struct fa_config {
   int32_t top_keys; /* how many keys of the greatest column sums a head tells, up to 1024; 0: none. Of the heads
                        of column_sums, else of query heads */
   int32_t reserved; /* 0 */
+  /* Nonzero: fa_backward is given gradients of the entropy, of column_sums, and of max_logit, which is of rows then.
+   * The greatest logit of a row has its gradient, of equal ones the one of the first key. */
+  int32_t entropy_gradient;
+  int32_t max_logit_gradient;
+  int32_t column_sums_gradient;
+  int32_t reserved_2; /* 0 */
 } fa_config;
 
 /* Flags of a tensor. */
@@ -558,6 +564,11 @@ typedef struct fa_backward_inputs {
   const fa_shard_place* place; /* that of forward */
   int32_t max_multiprocessors; /* as in forward */
   uint32_t reserved_2;         /* 0 */
+  /* What fa_config says, of the shapes that fa_forward_outputs has; else NULL. */
+  const fa_tensor* entropy;      /* of fa_forward; with entropy_gradient */
+  const fa_tensor* dentropy;     /* gradient of the entropy; likewise */
+  const fa_tensor* dmax_logit;   /* gradient of max_logit; with max_logit_gradient */
+  const fa_tensor* dcolumn_sums; /* gradient of column_sums; with column_sums_gradient */
 } fa_backward_inputs;
 
 /* What fa_backward writes. Every element is written, but for the padding of packed batches, and none is read: rows and

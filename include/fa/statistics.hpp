@@ -34,12 +34,18 @@ struct Statistics {
   ColumnSums column_sums = ColumnSums::none;
   /// The keys with the greatest column sums, so many of each head: of those that column_sums says, else of query heads.
   int top_keys = 0;  ///< up to kMaxTopKeys, and any number of keys that there are; 0: none
+  /// Whether backward is given gradients of the entropy, of column_sums, and of max_logit, which is of rows then. The
+  /// greatest logit of a row has its gradient, of equal ones the one of the first key.
+  bool entropy_gradient = false;
+  bool max_logit_gradient = false;
+  bool column_sums_gradient = false;
 
   /// Of which heads P is summed.
   ColumnSums summed_heads() const noexcept {
     return top_keys != 0 && column_sums == ColumnSums::none ? ColumnSums::query_heads : column_sums;
   }
   bool any() const noexcept { return max_logit != MaxLogit::none || entropy || summed_heads() != ColumnSums::none; }
+  bool any_gradient() const noexcept { return entropy_gradient || max_logit_gradient || column_sums_gradient; }
   friend bool operator==(const Statistics&, const Statistics&) = default;
 };
 
@@ -56,6 +62,15 @@ struct StatisticsOutputs {
   /// first, of equal ones the smaller index. NaNs are greater than any number, and equal. -1 behind the last key, and
   /// everywhere without rows.
   TensorView top_keys = {};
+};
+
+/// What backward is given of them, as the configuration says: f32 (f64 for f64), row-major without gaps, of the shapes
+/// that forward has.
+struct StatisticsGradients {
+  TensorView entropy = {};       ///< of forward; with dentropy
+  TensorView dentropy = {};      ///< gradient of the entropy
+  TensorView dmax_logit = {};    ///< gradient of max_logit
+  TensorView dcolumn_sums = {};  ///< gradient of column_sums
 };
 
 }  // namespace fa

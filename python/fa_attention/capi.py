@@ -243,7 +243,8 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
                 host_f64: bool = False, o_dtype: Optional[object] = None, group_size: int = 0,
                 key_scales: bool = False, value_scales: bool = False, precise: bool = False, max_logit: str = "none",
                 max_logit_by_head: bool = False, entropy: bool = False, column_sums: str = "none",
-                top_keys: int = 0) -> _abi.Config:
+                top_keys: int = 0, entropy_gradient: bool = False, max_logit_gradient: bool = False,
+                column_sums_gradient: bool = False) -> _abi.Config:
     """The fields of fa_config; score, mask: what `function` makes; page_size: k and v are pages [pages, h_kv, page_size,
     d], -1: a contiguous cache [rows, h_kv, s_max, d]; accumulate: forward adds to what o and lse hold; value_in_key: V is the first so many columns of K, and v None;
     k_dtype, v_dtype: what K, and V, of a cache are stored as, "float8_e4m3fn", "int8" or "uint8", bytes of two codes of 4
@@ -253,7 +254,8 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
     compiled; host_f64: the host device accumulates in double; o_dtype: with a dtype of
     "float8_e4m3fn" or "float8_e5m2", or "int8", of q and k beside a v of "float8_e4m3fn", what o is of; key_scales, value_scales: each key has a scale for its row of
     k, of v, then; precise: P and V of these are multiplied as f16; max_logit ("softmax", "scaled"), max_logit_by_head, entropy, column_sums ("query_heads", "kv_heads"),
-    top_keys (how many of each head): what forward tells of scores and of P."""
+    top_keys (how many of each head): what forward tells of scores and of P; entropy_gradient, max_logit_gradient,
+    column_sums_gradient: backward is given gradients of these."""
     override = _abi.KernelOverride(family=_number("family", FAMILIES, family), text=kernel.encode())
     backward_override = _abi.KernelOverride(family=_number("backward_family", FAMILIES, backward_family),
                                             text=backward_kernel.encode())
@@ -272,6 +274,7 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
         group_size=int(group_size), key_scales=int(key_scales), value_scales=int(value_scales), precise=int(precise),
         max_logit=_number("max_logit", MAX_LOGITS, max_logit), max_logit_by_head=int(max_logit_by_head), entropy=int(entropy),
         column_sums=_number("column_sums", COLUMN_SUMS, column_sums), top_keys=int(top_keys),
+        entropy_gradient=int(entropy_gradient), max_logit_gradient=int(max_logit_gradient), column_sums_gradient=int(column_sums_gradient),
         has_window_left=int(window_left is not None), window_left=int(window_left or 0),
         has_window_right=int(window_right is not None), window_right=int(window_right or 0), kernel=ctypes.pointer(override),
         kernel_backward=ctypes.pointer(backward_override))
@@ -426,14 +429,18 @@ class Attention:
                       sequences: Optional[_abi.Sequences] = None, dropout: Optional[_abi.DropoutState] = None,
                       captures: Optional[Mapping[str, Any]] = None, sink: Any = None, tiles: Optional[_abi.MaskTiles] = None,
                       dcaptures: Optional[Mapping[str, Any]] = None, dsink: Any = None,
-                      place: Optional[_abi.ShardPlace] = None, max_multiprocessors: int = 0) -> Callable[[], None]:
+                      place: Optional[_abi.ShardPlace] = None, max_multiprocessors: int = 0, entropy: Any = None,
+                      dentropy: Any = None, dmax_logit: Any = None, dcolumn_sums: Any = None) -> Callable[[], None]:
         """Likewise for backward; dcaptures: fp32 arrays for the gradients of captures, by name. Of dq, dk and dv those that
-        are None are not computed."""
-        inputs = _abi.BackwardInputs(**_pointers(q=q, k=k, v=v, o=o, lse=lse, dout=dout, dlse=dlse),
+        are None are not computed. entropy, of forward, dentropy, dmax_logit and dcolumn_sums: of an attention that was made
+        with entropy_gradient, max_logit_gradient, column_sums_gradient."""
+        inputs = _abi.BackwardInputs(**_pointers(q=q, k=k, v=v, o=o, lse=lse, dout=dout, dlse=dlse, entropy=entropy,
+                                                 dentropy=dentropy, dmax_logit=dmax_logit, dcolumn_sums=dcolumn_sums),
                                      **_variants(sequences, dropout, captures, sink, tiles), place=_reference(place),
                                      max_multiprocessors=int(max_multiprocessors))
         outputs = _abi.BackwardOutputs(**_pointers(dq=dq, dk=dk, dv=dv, dsink=dsink), **captured(dcaptures))
-        keep = (q, k, v, o, lse, dout, dlse, dq, dk, dv, captures, sink, sequences, dropout, tiles, dcaptures, dsink, place)
+        keep = (q, k, v, o, lse, dout, dlse, dq, dk, dv, captures, sink, sequences, dropout, tiles, dcaptures, dsink, place,
+                entropy, dentropy, dmax_logit, dcolumn_sums)
         return self._bind("fa_backward", inputs, outputs, stream, workspace, keep)
 
     def _get(self, name: str, result: Any, sizes: Sequence[int], rows_aligned: bool, without: Sequence[str] = (),

@@ -205,8 +205,8 @@ void Attention::Impl::backward(const BackwardInputs& inputs, const BackwardOutpu
   packed_->clear(call.dv, call.sequences, call.shape, true, 0, stream);
   clear_gradients(variant, call.empty, stream);
   if (call.empty) return;
-  const plan::BackwardTensors tensors{call.q,    call.k,  call.v,  call.o,  call.dout,        call.lse,
-                                      call.dlse, call.dq, call.dk, call.dv, variant.tensors()};
+  const plan::BackwardTensors tensors{call.q,    call.k,  call.v,  call.o,  call.dout,         call.lse,
+                                      call.dlse, call.dq, call.dk, call.dv, variant.tensors(), call.statistics};
   const api::GivenTiles tiles = api::given_tiles(inputs.tiles, config_, functions_, variant);
   const auto planned = backward_->plan_for(call.shape, tensors, false, {}, api::shard_of(call), stream);
   backward_->launch(planned, tensors, api::packed_args(config_, call.sequences, call.dropout), tiles, {}, stream,
@@ -297,6 +297,10 @@ api::TuneReport Attention::Impl::tune(api::Operation op, const AttentionShape& w
   }
   if (config_.statistics.any() && op == api::Operation::forward) {
     support::throw_unsupported("statistics", "given", "none: kernels of statistics are not tuned");
+  }
+  if (config_.statistics.any_gradient() && op == api::Operation::backward) {
+    support::throw_unsupported("statistics", "with gradients",
+                               "none: kernels with gradients of statistics are not tuned");
   }
   if (config_.k_dtype || config_.v_dtype) {
     support::throw_unsupported("k_dtype", "given", "none: kernels over K and V of 8 bits are not tuned");

@@ -207,8 +207,14 @@ AttentionConfig to_config(const fa_config* source) {
   out.key_scales = in.key_scales != 0;
   out.value_scales = in.value_scales != 0;
   out.precise = in.precise != 0;
-  out.statistics = {to_enum(in.max_logit, MaxLogit::scaled, "config.max_logit"), in.max_logit_by_head != 0,
-                    in.entropy != 0, to_enum(in.column_sums, ColumnSums::kv_heads, "config.column_sums"), in.top_keys};
+  out.statistics = {to_enum(in.max_logit, MaxLogit::scaled, "config.max_logit"),
+                    in.max_logit_by_head != 0,
+                    in.entropy != 0,
+                    to_enum(in.column_sums, ColumnSums::kv_heads, "config.column_sums"),
+                    in.top_keys,
+                    in.entropy_gradient != 0,
+                    in.max_logit_gradient != 0,
+                    in.column_sums_gradient != 0};
   out.kernel = to_override(in.kernel, plan::Op::forward, "config.kernel");
   out.kernel_backward = to_override(in.kernel_backward, plan::Op::backward, "config.kernel_backward");
   return out;

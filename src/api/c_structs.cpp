@@ -256,13 +256,22 @@ ForwardOutputs to_outputs(const fa_forward_outputs* source) {
 
 BackwardInputs to_inputs(const fa_backward_inputs* source) {
   const fa_backward_inputs in = read_struct(source, "inputs");
-  return {to_view(in.q, "q"),       to_view(in.k, "k"),
-          to_view(in.v, "v"),       to_view(in.o, "o"),
-          to_view(in.lse, "lse"),   to_view(in.dout, "dout"),
-          to_view(in.dlse, "dlse"), to_captures(in.captures, in.capture_count),
-          to_view(in.sink, "sink"), to_sequences(in.sequences),
-          to_dropout(in.dropout),   to_tiles(in.tiles),
-          to_place(in.place),       in.max_multiprocessors};
+  return {to_view(in.q, "q"),
+          to_view(in.k, "k"),
+          to_view(in.v, "v"),
+          to_view(in.o, "o"),
+          to_view(in.lse, "lse"),
+          to_view(in.dout, "dout"),
+          to_view(in.dlse, "dlse"),
+          to_captures(in.captures, in.capture_count),
+          to_view(in.sink, "sink"),
+          to_sequences(in.sequences),
+          to_dropout(in.dropout),
+          to_tiles(in.tiles),
+          to_place(in.place),
+          in.max_multiprocessors,
+          {to_view(in.entropy, "entropy"), to_view(in.dentropy, "dentropy"), to_view(in.dmax_logit, "dmax_logit"),
+           to_view(in.dcolumn_sums, "dcolumn_sums")}};
 }
 
 BackwardOutputs to_outputs(const fa_backward_outputs* source) {

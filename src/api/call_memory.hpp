@@ -63,6 +63,10 @@ void name_memory(const BackwardInputs& inputs, const BackwardOutputs& outputs, T
   to.add_read("lse", inputs.lse);
   to.add_read("dout", inputs.dout);
   to.add_read("dlse", inputs.dlse);
+  to.add_read("entropy", inputs.statistics.entropy);
+  to.add_read("dentropy", inputs.statistics.dentropy);
+  to.add_read("dmax_logit", inputs.statistics.dmax_logit);
+  to.add_read("dcolumn_sums", inputs.statistics.dcolumn_sums);
   to.add_written("dq", outputs.dq);
   to.add_written("dk", outputs.dk);
   to.add_written("dv", outputs.dv);

@@ -165,6 +165,11 @@ reference::BackwardArgs HostAttention::backward_args(const BackwardCall& call, c
   set_common(call, variant, fetch, &args);
   args.dout = call.dout;
   args.dlse = call.dlse;
+  args.entropy = call.statistics.entropy;
+  args.dentropy = call.statistics.dentropy;
+  args.dmax_logit = call.statistics.dmax_logit;
+  args.dcolumn_sums = call.statistics.dcolumn_sums;
+  args.of_scaled = config_.statistics.max_logit == MaxLogit::scaled;
   args.dq = call.dq;
   args.dk = call.dk;
   args.dv = call.dv;

@@ -98,6 +98,12 @@ bool are_alike(const StatisticsOutputs& a, const StatisticsOutputs& b) noexcept 
          are_alike(top_keys, b.top_keys);
 }
 
+bool are_alike(const StatisticsGradients& a, const StatisticsGradients& b) noexcept {
+  const auto& [entropy, dentropy, dmax_logit, dcolumn_sums] = a;
+  return are_alike(entropy, b.entropy) && are_alike(dentropy, b.dentropy) && are_alike(dmax_logit, b.dmax_logit) &&
+         are_alike(dcolumn_sums, b.dcolumn_sums);
+}
+
 }  // namespace
 
 std::uint64_t code_of(const ForwardInputs& inputs, const ForwardOutputs& outputs) noexcept {
@@ -137,8 +143,8 @@ bool are_alike(const ForwardInputs& known, const ForwardOutputs& to, const Forwa
 
 bool are_alike(const BackwardInputs& known, const BackwardOutputs& to, const BackwardInputs& inputs,
                const BackwardOutputs& outputs) noexcept {
-  const auto& [q, k, v, o, lse, dout, dlse, captures, sink, sequences, dropout, tiles, place, max_multiprocessors] =
-      known;
+  const auto& [q, k, v, o, lse, dout, dlse, captures, sink, sequences, dropout, tiles, place, max_multiprocessors,
+               statistics] = known;
   const auto& [dq, dk, dv, gradients, dsink] = to;
   return are_alike(q, inputs.q) && are_alike(k, inputs.k) && are_alike(v, inputs.v) && are_alike(o, inputs.o) &&
          are_alike(lse, inputs.lse) && are_alike(dout, inputs.dout) && are_alike(dlse, inputs.dlse) &&
@@ -146,7 +152,8 @@ bool are_alike(const BackwardInputs& known, const BackwardOutputs& to, const Bac
          are_alike(sequences, inputs.sequences) && are_alike(dropout.device, inputs.dropout.device) &&
          are_alike(tiles, inputs.tiles) && place == inputs.place && max_multiprocessors == inputs.max_multiprocessors &&
          are_alike(dq, outputs.dq) && are_alike(dk, outputs.dk) && are_alike(dv, outputs.dv) &&
-         are_alike(gradients, outputs.captures) && are_alike(dsink, outputs.dsink);
+         are_alike(gradients, outputs.captures) && are_alike(dsink, outputs.dsink) &&
+         are_alike(statistics, inputs.statistics);
 }
 
 namespace {
@@ -177,6 +184,10 @@ void move(plan::BackwardTensors& tensors, const BackwardInputs& inputs, const Ba
   move(tensors.dout, inputs.dout);
   move(tensors.lse, inputs.lse);
   move(tensors.dlse, inputs.dlse);
+  move(tensors.statistics.entropy, inputs.statistics.entropy);
+  move(tensors.statistics.dentropy, inputs.statistics.dentropy);
+  move(tensors.statistics.dmax_logit, inputs.statistics.dmax_logit);
+  move(tensors.statistics.dcolumn_sums, inputs.statistics.dcolumn_sums);
   move(tensors.dq, outputs.dq);
   move(tensors.dk, outputs.dk);
   move(tensors.dv, outputs.dv);

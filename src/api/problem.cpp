@@ -10,6 +10,7 @@
 #include "api/validate.hpp"
 #include "plan/backward.hpp"
 #include "plan/catalogue.hpp"
+#include "plan/fixed.hpp"
 #include "plan/planner.hpp"
 #include "support/text.hpp"
 
@@ -54,6 +55,18 @@ void add_statistics(const Statistics& wanted, std::string* command) {
   if (wanted.top_keys != 0) *command += fmt::format(" --top-keys {}", wanted.top_keys);
 }
 
+void add_gradients(const Statistics& wanted, std::string* command) {
+  Statistics rows = wanted;
+  if (!wanted.max_logit_gradient) rows.max_logit = MaxLogit::none;
+  rows.entropy = wanted.entropy_gradient;
+  if (!wanted.column_sums_gradient) rows.column_sums = ColumnSums::none;
+  rows.top_keys = 0;
+  add_statistics(rows, command);
+  if (wanted.entropy_gradient) *command += " --entropy-gradient";
+  if (wanted.max_logit_gradient) *command += " --max-logit-gradient";
+  if (wanted.column_sums_gradient) *command += " --column-sums-gradient";
+}
+
 }  // namespace
 
 plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& shape, plan::Arch arch,
@@ -92,6 +105,7 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
   problem.precise = config.precise;
   problem.invariance = config.invariance;
   problem.statistics = config.statistics;
+  problem.sum_buffers = plan::sum_buffers(config.kernel);
   problem.gradients = shape.gradients;
   problem.placed = shape.placed;
   problem.place_in_memory = shape.place_in_memory;
@@ -145,6 +159,9 @@ std::string compile_command(const plan::Problem& problem, const plan::Fixed& giv
     add(" --invariance {}", to_string(problem.invariance));
   }
   if (op == Operation::forward) add_statistics(problem.statistics, &command);
+  if (op == Operation::backward && problem.statistics_gradients()) add_gradients(problem.statistics, &command);
+  if (problem.sum_buffers != 0 && op == Operation::forward)
+    add(" --kernel 'column_sums row_buffers={}'", problem.sum_buffers);
   if (problem.placed) command += problem.variants != nullptr && problem.variants->strided ? " --strided" : " --placed";
   if (problem.place_in_memory) command += " --place-in-memory";
   if (problem.bounded) command += " --bounded";

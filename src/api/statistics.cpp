@@ -30,10 +30,14 @@ bool is_row_major(const TensorView& view) {
   return true;
 }
 
-void check_row_major(const char* name, const TensorView& view) {
-  check_writable(name, view);
+void check_read_row_major(const char* name, const TensorView& view) {
   if (view.elements() == 0 || is_row_major(view)) return;
   throw_invalid(name, fmt::format("strides [{}]", fmt::join(view.strides, ", ")), "row-major elements without gaps");
+}
+
+void check_row_major(const char* name, const TensorView& view) {
+  check_writable(name, view);
+  check_read_row_major(name, view);
 }
 
 /// Throws for what is given and not asked for, or asked for and not given; whether it is.
@@ -43,6 +47,13 @@ bool is_wanted(const char* name, const TensorView& given, bool wanted) {
   }
   if (!given.defined() && wanted) throw_invalid(name, "nothing", "a tensor, as AttentionConfig::statistics says");
   return wanted;
+}
+
+/// The axes of column sums, in the place of those of rows.
+AttentionShape of_keys(const AttentionConfig& config, AttentionShape shape) {
+  if (config.statistics.column_sums == ColumnSums::kv_heads) shape.h_q = shape.h_kv;
+  shape.s_q = shape.s_kv;
+  return shape;
 }
 
 /// [b, h, k]; of q without an axis of heads [b, k] too.
@@ -92,8 +103,20 @@ void validate_statistics(const AttentionConfig& config) {
   if (wanted.max_logit_by_head && wanted.max_logit == MaxLogit::none) {
     throw_invalid("statistics.max_logit_by_head", "true", "false without max_logit");
   }
+  if (wanted.entropy_gradient && !wanted.entropy) {
+    throw_invalid("statistics.entropy_gradient", "true", "false without entropy");
+  }
+  if (wanted.column_sums_gradient && wanted.column_sums == ColumnSums::none) {
+    throw_invalid("statistics.column_sums_gradient", "true", "false without column_sums");
+  }
+  if (wanted.max_logit_gradient && (wanted.max_logit == MaxLogit::none || wanted.max_logit_by_head)) {
+    throw_invalid("statistics.max_logit_gradient", "true", "false without max_logit of rows");
+  }
   if (wanted.top_keys < 0 || wanted.top_keys > kMaxTopKeys) {
     throw_invalid("statistics.top_keys", wanted.top_keys, fmt::format("0 to {}", kMaxTopKeys));
+  }
+  if (plan::sum_buffers(config.kernel) != 0 && wanted.summed_heads() == ColumnSums::none) {
+    throw_invalid("kernel.kernel", config.kernel->kernel, "a kernel of the forward without column_sums or top_keys");
   }
   if (!wanted.any()) return;
   const auto refuse = [](const char* name, bool given) {
@@ -130,9 +153,7 @@ CheckedStatistics check_statistics(const AttentionConfig& config, const ForwardO
     check_row_major("entropy", outputs.statistics.entropy);
   }
   const TensorView& sums = outputs.statistics.column_sums;
-  AttentionShape keys = shape;
-  if (wanted.column_sums == ColumnSums::kv_heads) keys.h_q = shape.h_kv;
-  keys.s_q = shape.s_kv;
+  const AttentionShape keys = of_keys(config, shape);
   const bool may_be_left_out = wanted.top_keys != 0 && !sums.defined();
   if (!may_be_left_out && is_wanted("column_sums", sums, wanted.column_sums != ColumnSums::none)) {
     checked.column_sums = checked_statistic("column_sums", config, sums, keys, rank3, "[b, h, s_kv]");
@@ -143,6 +164,29 @@ CheckedStatistics check_statistics(const AttentionConfig& config, const ForwardO
   }
   if (wanted.summed_heads() != ColumnSums::none && !outputs.lse.defined()) {
     throw_invalid("lse", "nothing", "a tensor with column_sums or top_keys, which are made by it");
+  }
+  return checked;
+}
+
+StatisticsGradients check_statistics_gradients(const AttentionConfig& config, const BackwardInputs& inputs,
+                                               const AttentionShape& shape, bool rank3) {
+  const StatisticsGradients& given = inputs.statistics;
+  StatisticsGradients checked;
+  const auto check = [&](const char* name, const TensorView& view, bool wanted, const AttentionShape& of,
+                         TensorView& to, const char* accepted) {
+    if (!is_wanted(name, view, wanted)) return;
+    to = checked_statistic(name, config, view, of, rank3, accepted);
+    check_read_row_major(name, view);
+  };
+  const Statistics& wanted = config.statistics;
+  constexpr const char* kRows = "[b, h_q, s_q]";
+  check("entropy", given.entropy, wanted.entropy_gradient, shape, checked.entropy, kRows);
+  check("dentropy", given.dentropy, wanted.entropy_gradient, shape, checked.dentropy, kRows);
+  check("dmax_logit", given.dmax_logit, wanted.max_logit_gradient, shape, checked.dmax_logit, kRows);
+  check("dcolumn_sums", given.dcolumn_sums, wanted.column_sums_gradient, of_keys(config, shape), checked.dcolumn_sums,
+        "[b, h, s_kv]");
+  if (inputs.place && wanted.any_gradient()) {
+    throw_invalid("place", "given", "none with gradients of statistics, which are of a call's own keys");
   }
   return checked;
 }

@@ -29,6 +29,10 @@ void validate_statistics(const AttentionConfig& config);
 CheckedStatistics check_statistics(const AttentionConfig& config, const ForwardOutputs& outputs,
                                    const AttentionShape& shape, std::int64_t b, bool rank3);
 
+/// Likewise what backward is given of them, as views of rank 3.
+StatisticsGradients check_statistics_gradients(const AttentionConfig& config, const BackwardInputs& inputs,
+                                               const AttentionShape& shape, bool rank3);
+
 /// Throws fa::Error(invalid_argument) for statistics that are given to what computes none.
 void check_without_statistics(const StatisticsOutputs& outputs, const char* accepted);
 

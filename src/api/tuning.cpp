@@ -65,7 +65,8 @@ TuneSources tune_sources(const AttentionConfig& config, Operation op) {
   if (config.invariance != Invariance::none && op == Operation::forward) return {};  // bits would be the tuner's
   if (config.accumulate && op == Operation::forward) return {};                      // nor any that add to a state
   if (config.statistics.any() && op == Operation::forward) return {};                // nor any of statistics
-  if (config.k_dtype || config.v_dtype || size_of(config.dtype) == 1) return {};     // nor any over 8 bits
+  if (config.statistics.any_gradient()) return {};
+  if (config.k_dtype || config.v_dtype || size_of(config.dtype) == 1) return {};  // nor any over 8 bits
   if (policy == TunePolicy::off || read_override(config, op).fixes_tile()) return {};
   const bool compiles = config.compile != CompilePolicy::never;
   // No table has the kernels of a deterministic dq. Where nothing may be compiled, a table's kernel may be absent; what

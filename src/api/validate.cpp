@@ -455,6 +455,7 @@ BackwardCall check_backward(const AttentionConfig& config, const BackwardInputs&
   const bool rank3 = inputs.q.rank == 3;
   call.lse = checked_statistic("lse", config, inputs.lse, call.shape, rank3);
   if (inputs.dlse.defined()) call.dlse = checked_statistic("dlse", config, inputs.dlse, call.shape, rank3);
+  call.statistics = check_statistics_gradients(config, inputs, call.shape, rank3);
   if (gradients.dq) check_writable("dq", call.dq);
   if (gradients.dk) check_writable("dk", call.dk);
   if (gradients.dv) check_writable("dv", call.dv);

@@ -141,6 +141,7 @@ struct BackwardCall {
   bool empty = false;               ///< no output element: nothing to do. Without it s_q, h_q or s_kv may still be 0
   std::optional<ShardPlace> place;  ///< as in forward
   int max_multiprocessors = 0;      ///< likewise
+  StatisticsGradients statistics;   ///< [b, h_q, s_q]
 };
 
 /// Throws fa::Error(invalid_argument) for anything that backward must not be launched with.

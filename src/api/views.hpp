@@ -71,7 +71,7 @@ bool overlap(const TensorView& a, const TensorView& b) noexcept;
 
 /// Of a call with everything: 8 inputs, what is captured, 4 arrays of lengths, 3 of a cache, the state of dropout and a
 /// place.
-inline constexpr std::size_t kMostTensors = Captures::kMax + 17;
+inline constexpr std::size_t kMostTensors = Captures::kMax + 18;
 
 inline constexpr std::size_t kMostArrays = 8;
 

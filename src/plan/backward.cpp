@@ -12,6 +12,7 @@
 #include "plan/planner.hpp"
 #include "plan/rounding.hpp"
 #include "plan/sm80_backward.hpp"
+#include "plan/statistic_rows.hpp"
 
 namespace fa::plan {
 namespace {
@@ -124,6 +125,9 @@ BackwardPlan plan_backward(const Problem& problem, const Fixed& fixed, bool dete
   const BackwardFamily& family = backward_family(choice.family);
   BackwardPlan plan;
   plan.preprocess = helper<BackwardPreprocess>(problem, kPreprocessWarps);
+  set_statistics_gradients(problem, plan.preprocess);
+  plan.preprocess.max_logit = 0;  // which it has no part in
+  if (problem.scans_rows()) plan.statistic_rows = statistic_rows_spec(problem);
   plan.main = family.specs(problem, followed_backward(problem, fixed, deterministic), choice, deterministic);
   check_kernel(fixed, plan.main.front(), "kernel_backward");
   const bool free = fixed.family == Family::automatic && !fixed.fixes_tile();
@@ -150,6 +154,7 @@ BackwardPlan plan_backward(const Problem& problem, const Fixed& fixed, bool dete
 std::vector<Alternatives> kernels_of(const BackwardPlan& plan) {
   const KernelSpec& main = plan.main.front();
   std::vector<Alternatives> kernels{{plan.preprocess}, plan.main};
+  if (plan.statistic_rows.warps != 0) kernels.insert(kernels.begin(), {plan.statistic_rows});
   if (main.split && main.sums_keys()) kernels.push_back({plan.reduce});
   if (!plan.dq.empty()) kernels.push_back(plan.dq);
   if (main.adds_dq()) kernels.push_back({plan.convert});
@@ -160,6 +165,15 @@ std::vector<Alternatives> kernels_of(const BackwardPlan& plan) {
 bool wants_captured_gradients(const Problem& problem) noexcept {
   return problem.variants != nullptr &&
          std::ranges::any_of(problem.variants->captures, [](const expression::Capture& c) { return c.requires_grad; });
+}
+
+void set_statistics_gradients(const Problem& problem, KernelSpec& spec) noexcept {
+  spec.entropy = problem.statistics.entropy_gradient;
+  spec.column_sums = problem.statistics.column_sums_gradient;
+  if (!problem.statistics.max_logit_gradient) return;
+  // Without a function the softmax takes the scaled scores.
+  const bool of_scaled = problem.statistics.max_logit == MaxLogit::scaled && !spec.variants.score.empty();
+  spec.max_logit = of_scaled ? 2 : 1;
 }
 
 bool orders_dq(const Problem& problem, Family family) noexcept {

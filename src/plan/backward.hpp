@@ -42,6 +42,9 @@ BackwardChoice choose_backward(const Problem& problem, const Fixed& fixed) noexc
 /// pass of its own: in the mma.sync family, and behind tile lists, in which nobody knows who is in front.
 bool orders_dq(const Problem& problem, Family family) noexcept;
 
+/// Tells a kernel of a backward which gradients of statistics it is given.
+void set_statistics_gradients(const Problem& problem, KernelSpec& spec) noexcept;
+
 /// Whether gradients of captures may be asked for: the main kernel sums them.
 bool wants_captured_gradients(const Problem& problem) noexcept;
 
@@ -49,11 +52,12 @@ bool wants_captured_gradients(const Problem& problem) noexcept;
 /// that has a pass of its own. Where such a pass is all that is wanted it stands in the main kernel's place.
 struct BackwardPlan {
   KernelSpec preprocess;
-  Alternatives main;   ///< all of them write dQ, or none does
-  Alternatives dq;     ///< empty unless dQ has a pass of its own behind the main kernel
-  KernelSpec convert;  ///< meaningful when the main kernel adds to dQ's accumulator
-  KernelSpec reduce;   ///< meaningful when the main kernel is split, and sums dK or dV
-  KernelSpec sink;     ///< meaningful with sinks
+  Alternatives main;               ///< all of them write dQ, or none does
+  Alternatives dq;                 ///< empty unless dQ has a pass of its own behind the main kernel
+  KernelSpec convert;              ///< meaningful when the main kernel adds to dQ's accumulator
+  KernelSpec reduce;               ///< meaningful when the main kernel is split, and sums dK or dV
+  KernelSpec sink;                 ///< meaningful with sinks
+  KernelSpec statistic_rows = {};  ///< without warps unless gradients of max_logit or column sums are given
 };
 
 /// What a call follows of `fixed`, as followed_forward has it.
@@ -69,6 +73,7 @@ std::vector<Alternatives> kernels_of(const BackwardPlan& plan);
 struct BackwardTensors {
   TensorView q, k, v, o, dout, lse, dlse, dq, dk, dv;
   VariantTensors variant = {};
+  StatisticsGradients statistics = {};
 };
 
 /// Whether tensor maps can describe q, k, v and dout (sm90_forward_describable).

@@ -12,6 +12,7 @@
 #include "plan/mask_tiles.hpp"
 #include "plan/rounding.hpp"
 #include "plan/schedule.hpp"
+#include "plan/statistic_rows.hpp"
 #include "support/text.hpp"
 
 namespace fa::plan {
@@ -73,6 +74,7 @@ KernelChoices backward_kernel_choices(const Problem& problem, const Fixed& fixed
   const BackwardPlan planned = plan_backward(problem, fixed, deterministic);
   KernelChoices choices;
   choices[Role::statistics] = {planned.preprocess};
+  if (planned.statistic_rows.warps != 0) choices[Role::statistic_rows] = {planned.statistic_rows};
   choices[Role::attention] = planned.main;
   const KernelSpec& main = planned.main.front();
   if (main.split && main.sums_keys()) choices[Role::reduce] = {planned.reduce};
@@ -204,7 +206,8 @@ void plan_call(const Problem& problem, const BackwardChoice& choice, const Kerne
   const KernelSpec& dq = kernels[Role::dq];
   call.backward_ = true;
   CallPlan::BackwardParams& all = call.backward_params;
-  kernel::BackwardVariantParams& params = all.attention.base;
+  call.statistics_ = problem.statistics_gradients();
+  kernel::BackwardVariantParams& params = call.statistics_ ? all.statistics : all.attention.base;
   const std::int64_t rows = padded_rows(problem, choice);
   BackwardGrids grids = backward_params(problem, tensors, facts.scale, choice, {main, dq, kernels[Role::reduce].warps},
                                         rows, facts.multiprocessors, facts.packed, params, all.dq, facts.most_blocks);
@@ -223,6 +226,7 @@ void plan_call(const Problem& problem, const BackwardChoice& choice, const Kerne
     *classes = listing.list_bytes;
     if (!facts.listed) call.add(role, listing.grid, &lists);
   };
+  if (call.statistics_) call.add_statistics_gradients(problem, kernels, tensors, facts);
   add(Role::statistics, grids.preprocess, &params);
   if (call.workspace.has(Section::tile_lists)) {
     list(Role::tile_lists, main, params.variant, all.lists, &call.classes_);
@@ -242,6 +246,26 @@ void plan_call(const Problem& problem, const BackwardChoice& choice, const Kerne
   add(Role::convert, grids.convert, &params);
   add(Role::sink, grids.sink, &params);
   call.put_places(problem, kernels);
+}
+
+void CallPlan::add_statistics_gradients(const Problem& problem, const KernelSet& kernels,
+                                        const BackwardTensors& tensors, const CallFacts& facts) {
+  const StatisticsGradients& given = tensors.statistics;
+  for (kernel::BackwardStatisticsParams* const params : {&backward_params.statistics, &backward_params.dq}) {
+    params->entropy = static_cast<const float*>(given.entropy.data);
+    params->dentropy = static_cast<const float*>(given.dentropy.data);
+    params->dmax_logit = static_cast<const float*>(given.dmax_logit.data);
+    params->dcolumn_sums = static_cast<const float*>(given.dcolumn_sums.data);
+    params->sum_group = heads_of_a_sum(problem);
+    params->max_keys = nullptr;
+    params->row_sums = nullptr;
+  }
+  if (!problem.scans_rows()) return;
+  const KernelSpec& spec = kernels[Role::statistic_rows];
+  const std::int64_t blocks =
+      statistic_rows_params(problem, spec, tensors, facts.scale, facts.packed, backward_params.statistic_rows);
+  check_bound(problem, spec, blocks, facts.multiprocessors);
+  add(Role::statistic_rows, blocks, &backward_params.statistic_rows);
 }
 
 void plan_schedule(const Problem& problem, const KernelSet& kernels, int multiprocessors, CallPlan& call) {
@@ -296,8 +320,15 @@ void CallPlan::bind_backward(const SectionAddresses& at) noexcept {
     params.partial = at_section<float>(at, Section::partial_dkv);
   };
   const bool lists = workspace.has(Section::tile_lists);
-  kernel::BackwardVariantParams& params = backward_params.attention.base;
+  kernel::BackwardVariantParams& params = statistics_ ? backward_params.statistics : backward_params.attention.base;
   bind_params(params);
+  if (statistics_) {
+    CallPlan::BackwardParams& all = backward_params;
+    all.statistic_rows.max_keys = at_section<std::int32_t>(at, Section::max_keys);
+    all.statistic_rows.row_sums = at_section<float>(at, Section::row_sums);
+    all.statistics.max_keys = all.dq.max_keys = all.statistic_rows.max_keys;
+    all.statistics.row_sums = all.dq.row_sums = all.statistic_rows.row_sums;
+  }
   if (lists) {
     bind_lists(at_section<std::byte>(at, Section::tile_lists), classes_, params.variant, backward_params.lists);
   }

@@ -34,26 +34,27 @@ using RotaryTurns = std::array<std::uint64_t, kernel::kMaxRotaryPairs>;
 
 /// What a kernel does in a call, in the order of launches.
 enum class Role : std::uint8_t {
-  statistics,     ///< backward: of rows, and a zeroed accumulator of dQ
-  tile_lists,     ///< with a mask function: what the attention kernel reads
-  schedule,       ///< forward: parts of thread blocks, unless a call has them
-  norms,          ///< forward: by which KV tiles are left out
-  attention,      ///< O and LSE; of backward: dK, dV and what dQ is made of
-  combine,        ///< forward: of split keys
-  column_sums,    ///< forward: of P, by the log-sum-exp
-  top_keys,       ///< forward: by these sums
-  reduce,         ///< backward: of split queries
-  dq_tile_lists,  ///< what the pass for dQ reads
-  dq,             ///< backward: dQ in a pass of its own
-  convert,        ///< backward: dQ from its accumulator
-  sink,           ///< backward: the gradient of the sinks
-  append,         ///< new keys and values into a cache: a call of its own
-  merge,          ///< partial results into one: likewise
+  statistic_rows,  ///< backward: what gradients of statistics need of rows
+  statistics,      ///< backward: of rows, and a zeroed accumulator of dQ
+  tile_lists,      ///< with a mask function: what the attention kernel reads
+  schedule,        ///< forward: parts of thread blocks, unless a call has them
+  norms,           ///< forward: by which KV tiles are left out
+  attention,       ///< O and LSE; of backward: dK, dV and what dQ is made of
+  combine,         ///< forward: of split keys
+  column_sums,     ///< forward: of P, by the log-sum-exp
+  top_keys,        ///< forward: by these sums
+  reduce,          ///< backward: of split queries
+  dq_tile_lists,   ///< what the pass for dQ reads
+  dq,              ///< backward: dQ in a pass of its own
+  convert,         ///< backward: dQ from its accumulator
+  sink,            ///< backward: the gradient of the sinks
+  append,          ///< new keys and values into a cache: a call of its own
+  merge,           ///< partial results into one: likewise
 };
-inline constexpr std::array kAllRoles{Role::statistics, Role::tile_lists,    Role::schedule,    Role::norms,
-                                      Role::attention,  Role::combine,       Role::column_sums, Role::top_keys,
-                                      Role::reduce,     Role::dq_tile_lists, Role::dq,          Role::convert,
-                                      Role::sink,       Role::append,        Role::merge};
+inline constexpr std::array kAllRoles{Role::statistic_rows, Role::statistics, Role::tile_lists,    Role::schedule,
+                                      Role::norms,          Role::attention,  Role::combine,       Role::column_sums,
+                                      Role::top_keys,       Role::reduce,     Role::dq_tile_lists, Role::dq,
+                                      Role::convert,        Role::sink,       Role::append,        Role::merge};
 inline constexpr std::size_t kRoles = kAllRoles.size();
 
 /// One thing for each role.
@@ -114,8 +115,10 @@ class CallPlan {
   };
   struct BackwardParams {
     kernel::Sm90BackwardVariantParams attention;
-    kernel::BackwardVariantParams dq;
+    kernel::BackwardStatisticsParams dq;
     kernel::MaskTilesParams lists, dq_lists;
+    kernel::BackwardStatisticsParams statistics;  ///< in the place of the first, with gradients of statistics
+    kernel::StatisticRowsParams statistic_rows;
     Sm90BackwardMaps maps;
   };
 
@@ -172,6 +175,8 @@ class CallPlan {
 
   void add(Role role, std::int64_t grid, void* params, bool early = false);
   void add_sums(const Problem& problem, const KernelSet& kernels, const StatisticsOutputs& to, int multiprocessors);
+  void add_statistics_gradients(const Problem& problem, const KernelSet& kernels, const BackwardTensors& tensors,
+                                const CallFacts& facts);
   void bind_forward(const SectionAddresses& at) noexcept;
   void bind_backward(const SectionAddresses& at) noexcept;
   /// Gives the steps whose kernels read it where the call stands.
@@ -180,6 +185,7 @@ class CallPlan {
   bool backward_ = false;
   bool mapped_ = false;
   bool stored_ = false;
+  bool statistics_ = false;  ///< with gradients of statistics
   std::size_t count_ = 0;
   std::array<Step, kRoles> steps_;
   std::size_t classes_;  ///< bytes in front of the scratch of kernels that write lists

@@ -21,13 +21,14 @@ struct Kernel {
   /// What a rendered unit is made of.
   struct Unit {
     const char* header;
-    const char* params;                   ///< what it is launched with, of namespace fa::kernel
-    const char* variant_params;           ///< likewise, where a spec has variants
-    const char* stored_params = nullptr;  ///< likewise, where K or V is stored in 8 bits, or q and k are i8
-    const char* function;                 ///< template over Config that the kernel calls
-    const char* room = nullptr;           ///< template over Config with kSharedBytes, if the kernel has shared memory
-    bool asserts_threads = false;         ///< that room's kThreads
-    bool has_element = true;              ///< Config names the tensors' element
+    const char* params;                       ///< what it is launched with, of namespace fa::kernel
+    const char* variant_params;               ///< likewise, where a spec has variants
+    const char* stored_params = nullptr;      ///< likewise, where K or V is stored in 8 bits, or q and k are i8
+    const char* statistics_params = nullptr;  ///< likewise, with gradients of statistics
+    const char* function;                     ///< template over Config that the kernel calls
+    const char* room = nullptr;    ///< template over Config with kSharedBytes, if the kernel has shared memory
+    bool asserts_threads = false;  ///< that room's kThreads
+    bool has_element = true;       ///< Config names the tensors' element
     /// Which part of a spec's functions stands in the source.
     expression::Part part = expression::Part::values;
   };

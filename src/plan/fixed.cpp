@@ -35,7 +35,7 @@ const Field& known_field(std::string_view name) {
 std::vector<const Kernel*> meant(std::string_view wanted, Op op) {
   std::vector<const Kernel*> kernels;
   for (const Kernel* const kernel : catalogue()) {
-    if (kernel->op != op || kernel->family == Family::automatic) continue;
+    if (kernel->op != op || (kernel->family == Family::automatic && op != Op::column_sums)) continue;
     if (wanted.empty() || wanted == to_string(kernel->family) || wanted == kernel->name) kernels.push_back(kernel);
   }
   return kernels;
@@ -150,7 +150,9 @@ Fixed fixed_to(const KernelSpec& spec) {
   return fixed;
 }
 
-Fixed read_override(const KernelOverride& given, Op op, std::string_view argument) {
+namespace {
+
+Fixed read_fields(const KernelOverride& given, Op op, std::string_view argument) {
   const std::vector<const Kernel*> kernels = meant(given.kernel, op);
   if (kernels.empty()) {
     support::throw_invalid(fmt::format("{}.kernel", argument), given.kernel, accepted_kernels(op));
@@ -178,6 +180,32 @@ Fixed read_override(const KernelOverride& given, Op op, std::string_view argumen
     fixed.set(name, value);
   }
   return fixed;
+}
+
+constexpr std::string_view kRowBuffers = "row_buffers";
+
+/// Of the pass behind a forward.
+bool names_column_sums(const KernelOverride& given) noexcept {
+  return given.kernel == ColumnSumsPass::kernel().name;
+}
+
+}  // namespace
+
+Fixed read_override(const KernelOverride& given, Op op, std::string_view argument) {
+  if (op != Op::forward || !names_column_sums(given)) return read_fields(given, op, argument);
+  const int buffers = read_fields(given, Op::column_sums, argument).number(kRowBuffers);
+  if (buffers > 2) support::throw_invalid(fmt::format("{}.{}", argument, kRowBuffers), buffers, "1 or 2");
+  return {};
+}
+
+int sum_buffers(const std::optional<KernelOverride>& given) noexcept {
+  if (!given || !names_column_sums(*given)) return 0;
+  int buffers = 0;
+  const std::string_view text = given->text;
+  const std::size_t at = text.find(kRowBuffers);
+  if (at == std::string_view::npos) return 0;
+  std::from_chars(text.data() + at + kRowBuffers.size() + 1, text.data() + text.size(), buffers);
+  return buffers;
 }
 
 Fixed read_override(const std::optional<KernelOverride>& given, Op op, std::string_view argument) {

@@ -62,6 +62,10 @@ Fixed fixed_to(const KernelSpec& spec);
 Fixed read_override(const KernelOverride& given, Op op, std::string_view argument);
 Fixed read_override(const std::optional<KernelOverride>& given, Op op, std::string_view argument);
 
+/// Buffers of rows that an override of the pass of column sums fixes, which read_override has accepted; 0: none, as of
+/// all other overrides. Such an override leaves the forward's kernels as planned.
+int sum_buffers(const std::optional<KernelOverride>& given) noexcept;
+
 /// Throws fa::Error(invalid_argument) where an override names one kernel of a family, which plans another. `argument`
 /// as read_override has it.
 void check_kernel(const Fixed& fixed, const KernelSpec& planned, std::string_view argument);

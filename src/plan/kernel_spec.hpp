@@ -22,6 +22,7 @@
 #include "plan/kernels/sm90_forward.hpp"
 #include "plan/kernels/sm90_fp8_forward.hpp"
 #include "plan/kernels/sm90_wide_forward.hpp"
+#include "plan/kernels/statistic_rows.hpp"
 #include "plan/variants.hpp"
 
 namespace fa::plan {
@@ -58,6 +59,7 @@ enum class Op : std::uint8_t {
   schedule,             ///< of query tiles, and keys, among thread blocks
   mask_rows,            ///< lists of key tiles, for tiles of rows, that a mask function keeps something of
   mask_keys,            ///< lists of row tiles, for tiles of keys
+  statistic_rows,       ///< what gradients of statistics need of rows, in front of a backward
   append,               ///< new keys and values into a cache
   merge,                ///< partial results over different keys
   column_sums,          ///< of P, behind a forward
@@ -92,7 +94,8 @@ struct SpecHead {
   bool accumulate = false;  ///< adds to the state that o and lse hold
   int max_logit = 0;        ///< a forward stores the greatest logit of rows: 1 of the softmax, 2 of the scaled scores
   bool max_logit_by_head = false;  ///< or of query heads
-  bool entropy = false;            ///< a forward stores the entropy of rows of P
+  bool entropy = false;            ///< a forward stores the entropy of rows of P; a backward is given gradients of both
+  bool column_sums = false;        ///< a backward is given gradients of column sums
   bool bounded = false;  ///< of no more blocks than the call may take multiprocessors: these go on from tile to tile
   bool place_in_memory = false;  ///< where the call stands in a larger attention, kernels read
   Variants variants;             ///< what is computed besides plain attention
@@ -112,7 +115,7 @@ struct KernelSpec : SpecHead {
       std::variant<Sm80Forward, Sm90Forward, ForwardCombine, Sm80Backward, Sm80BackwardDq, Sm90Backward,
                    Sm90BackwardPair, BackwardPreprocess, BackwardConvert, BackwardReduce, BackwardSink, ClearPadding,
                    RowNorms, Schedule, MaskRows, MaskKeys, Append, MergeStates, AppendStored, Sm90WideForward,
-                   Sm90Fp8Forward, ColumnSumsPass, ScanResults, Probabilities, Quantize, TopKeys>;
+                   Sm90Fp8Forward, ColumnSumsPass, ScanResults, Probabilities, Quantize, TopKeys, StatisticRows>;
   Own own;
 
   template <class Which>

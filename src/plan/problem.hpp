@@ -42,6 +42,7 @@ struct Problem {
   bool precise = false;         ///< likewise: P and V in 16 bits
   Invariance invariance = Invariance::none;  ///< of a forward
   Statistics statistics = {};                ///< of a forward
+  int sum_buffers = 0;                       ///< likewise; of rows in the pass of column sums, where it is fixed
   Gradients gradients = {};                  ///< of a backward
   bool placed = false;                       ///< calls have places in larger attentions
   bool place_in_memory = false;              ///< likewise, which the device alone knows
@@ -80,6 +81,11 @@ struct Problem {
 
   /// Whether the kernel that has the rows stores statistics of them.
   bool row_statistics() const noexcept { return statistics.max_logit != MaxLogit::none || statistics.entropy; }
+
+  /// Whether a backward is given gradients of statistics.
+  bool statistics_gradients() const noexcept { return statistics.any_gradient(); }
+  /// Whether these need something of whole rows.
+  bool scans_rows() const noexcept { return statistics.max_logit_gradient || statistics.column_sums_gradient; }
 
   /// Whether kernels look for the call's place in memory: what they compute depends on it.
   bool reads_place() const noexcept {

@@ -18,6 +18,7 @@ constexpr int kRegistersPerThread = 255;
 // ahead, and for fp32 the two halves of every operand. Measured on compiled kernels.
 constexpr int kOverhead16Bit = 52;
 constexpr int kOverhead32Bit = 110;
+constexpr int kOverheadOfStatistics = 40;  // whose gradients are numbers of rows and of keys
 // Below this nothing of the main loop's own state fits: an override may go here, the planner does not.
 constexpr int kFixedRegisters = 40;
 constexpr int kReservedSharedPerBlock = 1024;
@@ -69,6 +70,9 @@ std::span<const Tile> preferred_tiles(const Problem& problem) {
   if (problem.dtype == DType::f32)
     return d <= 64 ? Tiles(k32Bit64) : d <= 128 && !little ? Tiles(k32Bit128) : k32Bit256;
   if (d > (little ? 128 : 256)) return k16Bit512;
+  if (problem.statistics_gradients() && d <= 128) {  // rows have more numbers in registers
+    return d <= 64 ? Tiles(k16Bit64).subspan(2) : Tiles(k16Bit128).subspan(3);
+  }
   return d <= 64 ? Tiles(k16Bit64) : d <= 128 ? Tiles(k16Bit128) : k16Bit256;
 }
 
@@ -76,6 +80,7 @@ std::span<const DqTile> preferred_dq_tiles(const Problem& problem) {
   using Tiles = std::span<const DqTile>;
   const int d = std::max(problem.d_qk, problem.d_v);
   if (problem.dtype == DType::f32 || (d > 128 && has_little_shared(problem.arch))) return k32BitDq;
+  if (problem.statistics_gradients() && d <= 128) return Tiles(k16BitDq128).subspan(2);
   return d <= 64 ? Tiles(k16BitDq64) : d <= 128 ? Tiles(k16BitDq128) : k16BitDq256;
 }
 
@@ -102,7 +107,8 @@ struct Grid {
 };
 
 int overhead(const KernelSpec& spec) {
-  return spec.dtype == DType::f32 ? kOverhead32Bit : kOverhead16Bit;
+  const bool statistics = spec.entropy || spec.max_logit != 0 || spec.column_sums;
+  return (spec.dtype == DType::f32 ? kOverhead32Bit : kOverhead16Bit) + (statistics ? kOverheadOfStatistics : 0);
 }
 
 int fragment_registers(const KernelSpec& spec) {
@@ -142,6 +148,7 @@ KernelSpec common_spec(const Problem& problem) {
   spec.place_in_memory = problem.reads_place();
   if (problem.variants != nullptr) spec.variants = *problem.variants;
   spec.bounded = problem.bounded;
+  set_statistics_gradients(problem, spec);
   return spec;
 }
 

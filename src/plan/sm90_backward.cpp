@@ -116,6 +116,7 @@ Candidates pair_candidates(const Problem& problem, const BackwardChoice& choice,
 const char* sm90_backward_misfit(const Problem& problem) noexcept {
   if (problem.arch.sm() != 90 || problem.arch.suffix != 'a') return "sm90 on a GPU of architecture sm_90a";
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) return "sm90 with dtype f16 or bf16";
+  if (problem.statistics_gradients()) return "sm90 without gradients of statistics";
   if (is_pair(problem)) return sm90_backward_pair_misfit(problem);
   return nullptr;
 }

@@ -12,6 +12,7 @@
 #include "plan/mask_tiles.hpp"
 #include "plan/rounding.hpp"
 #include "plan/schedule.hpp"
+#include "plan/statistic_rows.hpp"
 
 namespace fa::plan {
 namespace {
@@ -43,9 +44,9 @@ bool is_empty(const Problem& problem) {
 }  // namespace
 
 const char* name_of(Section section) noexcept {
-  static constexpr std::array kNames{"counters", "partial_o",   "partial_lse", "lse_log2",
-                                     "delta",    "dq_accum",    "dq_turns",    "partial_dkv",
-                                     "schedule", "column_sums", "tile_lists",  "dq_tile_lists"};
+  static constexpr std::array kNames{"counters", "partial_o", "partial_lse", "lse_log2",     "delta",
+                                     "dq_accum", "dq_turns",  "partial_dkv", "schedule",     "column_sums",
+                                     "max_keys", "row_sums",  "tile_lists",  "dq_tile_lists"};
   static_assert(kNames.size() == kSections);
   return kNames[static_cast<std::size_t>(section)];
 }
@@ -137,6 +138,8 @@ WorkspaceLayout backward_workspace(const Problem& problem, const BackwardChoice&
   if (choice.splits > 1 && (choice.gradients.dk || choice.gradients.dv)) {
     add(Section::partial_dkv, choice.splits * problem.b * problem.h_kv * problem.s_kv * (problem.d_qk + problem.d_v));
   }
+  if (problem.statistics.max_logit_gradient) add(Section::max_keys, statistic_rows(problem));
+  if (problem.statistics.column_sums_gradient) add(Section::row_sums, statistic_rows(problem));
   if (!needs_tile_lists(problem)) return layout;
   layout.add(Section::tile_lists, needs.lists);
   if (needs.dq_lists != 0) layout.add(Section::dq_tile_lists, needs.dq_lists);

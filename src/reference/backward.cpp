@@ -41,11 +41,15 @@ struct Tile {
   std::vector<Acc> columns;  // [d, kTile]
 };
 
-/// A row's log-sum-exp and D = rowsum(dout o O) - dlse.
+/// A row's log-sum-exp and D = rowsum(dout o O) - dlse + dentropy (H - W) + rowsum(P o g), W being the sum of its P and
+/// g the gradient of column sums; and gradients of its statistics.
 template <class Acc>
 struct RowStatistics {
   Acc lse;
   Acc delta;
+  Acc dentropy = 0;
+  Acc dmax_logit = 0;
+  std::int64_t max_key = -1;  // where the greatest logit is, of equal ones the first
 };
 
 /// What one thread needs for one tile of query rows, or of keys, reused from tile to tile.
@@ -79,8 +83,9 @@ class Backward {
 
   void run() {
     compute_statistics();
-    if (a_.variant.dsink.defined()) compute_dsink();
     if (a_.variant.has_score() || a_.variant.has_mask()) list_functions();
+    if (a_.dmax_logit.defined() || a_.dcolumn_sums.defined()) scan_rows();
+    if (a_.variant.dsink.defined()) compute_dsink();
     const double cost = static_cast<double>(kTile) * (2 * g_.d_qk + g_.d_v);
     const std::int64_t row_tiles = a_.dq.defined() ? (g_.s_q + kTile - 1) / kTile : 0;
     sweep(g_.b * g_.h_q, row_tiles, cost * static_cast<double>(g_.s_kv),
@@ -224,7 +229,82 @@ class Backward {
     Acc* o = dout + g_.d_v;
     load(a_.dout, row_offset(a_.dout, b, h, i), a_.dout.strides[3], g_.d_v, dout);
     load(a_.o, row_offset(a_.o, b, h, i), a_.o.strides[3], g_.d_v, o);
-    return {lse, std::inner_product(dout, o, o, Acc(0)) - dlse};
+    RowStatistics<Acc> row{lse, std::inner_product(dout, o, o, Acc(0)) - dlse};
+    if (a_.dmax_logit.defined()) load(a_.dmax_logit, row_offset(a_.dmax_logit, b, h, i), 1, 1, &row.dmax_logit);
+    if (!a_.dentropy.defined()) return row;
+    Acc entropy = 0, weight = 1;
+    load(a_.dentropy, row_offset(a_.dentropy, b, h, i), 1, 1, &row.dentropy);
+    load(a_.entropy, row_offset(a_.entropy, b, h, i), 1, 1, &entropy);
+    if (a_.variant.sink.defined()) {
+      Acc sink = 0;
+      load(a_.variant.sink, h * a_.variant.sink.strides[0], 1, 1, &sink);
+      weight -= std::exp(sink - lse);
+    }
+    row.delta += row.dentropy * (entropy - weight);
+    return row;
+  }
+
+  /// By one sweep along the keys.
+  void scan_rows() {
+    const double cost = static_cast<double>(kTile * g_.d_qk) * static_cast<double>(g_.s_kv);
+    sweep(g_.b * g_.h_q, (g_.s_q + kTile - 1) / kTile, cost,
+          [&](std::int64_t head, std::int64_t i0, Scratch<Acc>& s) { scan_tile(head / g_.h_q, head % g_.h_q, i0, s); });
+  }
+
+  /// Finds where the greatest logits are, and sums P times the gradients of column sums.
+  void scan_tile(std::int64_t b, std::int64_t h, std::int64_t i0, Scratch<Acc>& s) {
+    const std::int64_t rows = std::min(kTile, g_.s_q - i0);
+    s.q.load(a_.q, b, h, i0, rows);
+    std::array<Acc, kTile> greatest;
+    greatest.fill(-kInfinity);
+    const std::int64_t keys = g_.visible_keys(i0 + rows - 1);
+    for (std::int64_t j0 = g_.first_key(i0) / kTile * kTile; j0 < keys; j0 += kTile) {
+      const std::int64_t count = std::min(kTile, keys - j0);
+      s.k.load(a_.k, b, g_.kv_head(h), j0, count);
+      for (std::int64_t n = 0; n < rows; ++n) {
+        RowStatistics<Acc>& row = statistics_[(b * g_.h_q + h) * g_.s_q + i0 + n];
+        if (row.lse == kInfinity) continue;
+        multiply(s.q.row(n), s.k, s.p);
+        const std::int64_t last = std::min(count, g_.visible_keys(i0 + n) - j0);
+        for (std::int64_t j = std::max<std::int64_t>(g_.first_key(i0 + n) - j0, 0); j < last; ++j) {
+          const std::optional<Logits> logits = logits_of({b, h, i0 + n, j0 + j, 0}, s, s.p[j]);
+          if (!logits) continue;
+          if (a_.dcolumn_sums.defined()) {
+            row.delta += std::exp(logits->of_softmax - row.lse) * column_gradient(b, h, j0 + j);
+          }
+          const Acc logit = a_.of_scaled ? logits->scaled : logits->of_softmax;
+          if (!(logit > greatest[n])) continue;
+          greatest[n] = logit;
+          row.max_key = j0 + j;
+        }
+      }
+    }
+  }
+
+  /// In front of the score function, and as the softmax takes it.
+  struct Logits {
+    Acc scaled;
+    Acc of_softmax;
+  };
+
+  /// From q . k; nothing where a mask drops the pair.
+  std::optional<Logits> logits_of(Point point, Scratch<Acc>& s, Acc product) const {
+    const Acc scaled = product * scale_;
+    if (!s.functions) return Logits{scaled, scaled};
+    const expression::Program& program = *a_.variant.program;
+    point.score = static_cast<double>(scaled);
+    s.functions->run(point);
+    if (program.mask && (*s.functions)[*program.mask].integer == 0) return std::nullopt;
+    return Logits{scaled, program.score ? static_cast<Acc>((*s.functions)[*program.score].real) : scaled};
+  }
+
+  /// Of a key's column sum; 0 where none is given.
+  Acc column_gradient(std::int64_t b, std::int64_t h, std::int64_t j) const {
+    if (!a_.dcolumn_sums.defined()) return 0;
+    Acc gradient = 0;
+    const bool of_query_heads = a_.dcolumn_sums.shape[1] == g_.h_q;
+    load(a_.dcolumn_sums, row_offset(a_.dcolumn_sums, b, of_query_heads ? h : g_.kv_head(h), j), 1, 1, &gradient);
+    return gradient;
   }
 
   /// dq of the query rows [i0, i0 + kTile) of one head.
@@ -323,14 +403,21 @@ class Backward {
       Acc slope = 1;
       const bool kept = differentiate(point, keep, *s.functions, p, ds, slope);
       ds = ds == Acc(0) ? ds : ds * slope;
+      const RowStatistics<Acc>& row = statistics(point.b, point.h, point.q);
+      if (kept && max_is_scaled() && point.kv == row.max_key) ds += row.dmax_logit;
       return kept;
     }
     const RowStatistics<Acc>& row = statistics(point.b, point.h, point.q);
     if (row.lse == kInfinity) return drop(p, ds);
-    p = std::exp(p * scale_ - row.lse);
-    weigh(row, keep, p, ds);
+    const Acc log_p = p * scale_ - row.lse;
+    p = std::exp(log_p);
+    weigh(row, keep, log_p, column_gradient(point.b, point.h, point.kv), p, ds);
+    if (point.kv == row.max_key) ds += row.dmax_logit;
     return true;
   }
+
+  /// Whether the maximum is in front of a score function.
+  bool max_is_scaled() const { return a_.of_scaled && a_.variant.has_score(); }
 
   static bool drop(Acc& p, Acc& ds) {
     p = ds = Acc(0);
@@ -338,13 +425,14 @@ class Backward {
   }
 
   /// The same from the whole P.
-  void weigh(const RowStatistics<Acc>& row, std::uint8_t keep, Acc& p, Acc& ds) const {
+  void weigh(const RowStatistics<Acc>& row, std::uint8_t keep, Acc log_p, Acc by_column, Acc& p, Acc& ds) const {
+    const Acc by_entropy = row.dentropy == Acc(0) || p == Acc(0) ? Acc(0) : row.dentropy * p * (log_p + 1);
     if (!a_.dropout.active()) {
-      ds = p * (ds - row.delta);
+      ds = p * (ds + by_column - row.delta) - by_entropy;
       return;
     }
     const Acc kept = keep != 0 ? static_cast<Acc>(a_.dropout.scale()) : Acc(0);
-    ds = p * ((keep != 0 ? ds * kept : Acc(0)) - row.delta);
+    ds = p * ((keep != 0 ? ds * kept : Acc(0)) + by_column - row.delta) - by_entropy;
     p = keep != 0 ? p * kept : Acc(0);
   }
 
@@ -362,7 +450,8 @@ class Backward {
     }
     if (program.mask && functions[*program.mask].integer == 0) return drop(p, ds);
     p = std::exp(score - row.lse);
-    weigh(row, keep, p, ds);
+    weigh(row, keep, score - row.lse, column_gradient(point.b, point.h, point.kv), p, ds);
+    if (!max_is_scaled() && point.kv == row.max_key) ds += row.dmax_logit;
     return true;
   }
 

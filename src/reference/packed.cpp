@@ -162,11 +162,13 @@ BackwardArgs call_of_sequence(const BackwardArgs& args, const PackedSequences& s
   const Span rows = span_of(sequences.cu_seqlens_q, sequences.seqused_q, i);
   const Span keys = span_of(sequences.cu_seqlens_kv, sequences.seqused_kv, i);
   BackwardArgs part = args;
-  for (TensorView BackwardArgs::*tensor : {&BackwardArgs::q, &BackwardArgs::o, &BackwardArgs::lse, &BackwardArgs::dout,
-                                           &BackwardArgs::dlse, &BackwardArgs::dq}) {
+  for (TensorView BackwardArgs::*tensor :
+       {&BackwardArgs::q, &BackwardArgs::o, &BackwardArgs::lse, &BackwardArgs::dout, &BackwardArgs::dlse,
+        &BackwardArgs::dq, &BackwardArgs::entropy, &BackwardArgs::dentropy, &BackwardArgs::dmax_logit}) {
     part.*tensor = rows_of(args.*tensor, rows);
   }
-  for (TensorView BackwardArgs::*tensor : {&BackwardArgs::k, &BackwardArgs::v, &BackwardArgs::dk, &BackwardArgs::dv}) {
+  for (TensorView BackwardArgs::*tensor :
+       {&BackwardArgs::k, &BackwardArgs::v, &BackwardArgs::dk, &BackwardArgs::dv, &BackwardArgs::dcolumn_sums}) {
     part.*tensor = rows_of(args.*tensor, keys);
   }
   part.dropout = args.dropout.part(i * args.q.shape[1], 0, 0);

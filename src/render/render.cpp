@@ -38,6 +38,7 @@ namespace {
 using kernel::AppendParams;
 using kernel::AppendStoredParams;
 using kernel::BackwardParams;
+using kernel::BackwardStatisticsParams;
 using kernel::BackwardVariantParams;
 using kernel::CaptureParams;
 using kernel::ForwardParams;
@@ -60,6 +61,7 @@ using kernel::Sm90ForwardParams;
 using kernel::Sm90ForwardVariantParams;
 using kernel::Sm90Fp8Params;
 using kernel::Sm90Int8Params;
+using kernel::StatisticRowsParams;
 using kernel::TopKeysParams;
 using kernel::VariantParams;
 
@@ -297,6 +299,7 @@ constexpr Layout kLayouts[] = {
     {"ProbabilitiesParams", probabilities_layout},
     {"QuantizeParams", quantize_layout},
     {"TopKeysParams", top_keys_layout},
+    {"StatisticRowsParams", [] { return LayoutAsserts("StatisticRowsParams", sizeof(StatisticRowsParams)).text(); }},
 };
 
 /// Besides, of what they are launched with where a spec has variants.
@@ -309,6 +312,9 @@ constexpr Layout kVariantLayouts[] = {
     {"Sm90ForwardVariantParams",
      [] { return variant_layout("Sm90ForwardVariantParams", sizeof(Sm90ForwardVariantParams)); }},
     {"BackwardVariantParams", [] { return variant_layout("BackwardVariantParams", sizeof(BackwardVariantParams)); }},
+    {"BackwardStatisticsParams",
+     [] { return variant_layout("BackwardStatisticsParams", sizeof(BackwardStatisticsParams)); }},
+    {"StatisticRowsParams", [] { return std::string(); }},
     {"Sm90BackwardVariantParams", sm90_backward_variant_layout},
     {"MaskTilesParams", [] { return variant_layout("MaskTilesParams", sizeof(MaskTilesParams)); }},
 };
@@ -390,9 +396,14 @@ std::string render_unit(const plan::KernelSpec& spec) {
   const plan::Kernel::Unit& unit = spec.kernel().unit;
   const bool has_variant = spec.variants.any();
   const bool stored = spec.stored() || spec.dtype == DType::i8;
-  const char* const params = stored ? unit.stored_params : has_variant ? unit.variant_params : unit.params;
+  const bool statistics =
+      unit.statistics_params != nullptr && (spec.entropy || spec.max_logit != 0 || spec.column_sums);
+  const char* const params = statistics    ? unit.statistics_params
+                             : stored      ? unit.stored_params
+                             : has_variant ? unit.variant_params
+                                           : unit.params;
   std::string layout = layout_of(kLayouts, unit.params);
-  if (has_variant || stored) layout += layout_of(kVariantLayouts, params);
+  if (has_variant || stored || statistics) layout += layout_of(kVariantLayouts, params);
   if (spec.place_in_memory) layout += place_layout();
   return fmt::format(
       "// {}\n{}{}"

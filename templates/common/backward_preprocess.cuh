@@ -5,9 +5,11 @@
 #include <common/backward_schedule.cuh>
 #include <common/constants.cuh>
 #include <common/elements.cuh>
+#include <common/row_statistics.cuh>
 #include <common/switches.cuh>
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/language.cuh>
+#include <ptx/math.cuh>
 #include <ptx/memory.cuh>
 #include <ptx/thread.cuh>
 
@@ -26,14 +28,36 @@ FA_DEVICE void clear_sums(const BackwardParams& params, int thread) {
   }
 }
 
+/// What gradients of statistics come to in a row's delta: the sum of P times the gradient of column sums, and of the
+/// entropy H dentropy (H - W), where W is the sum of P: 1, or less with a sink, whose own gradient is right by it too.
+template <class Config>
+FA_DEVICE float statistics_part(const BackwardStatisticsParams& params,
+                                const BatchEntry<kVarlen<Config>, BackwardParams>& lengths, int batch, int head,
+                                int position, float lse) {
+  const int64_t first = kVarlen<Config> ? offset_of_rows<kVarlen<Config>>(lengths, batch, 0, 1)
+                                        : static_cast<int64_t>(batch) * params.h_q * params.s_q;
+  const int64_t at = statistic_of_row<kVarlen<Config>>(params, first, head, position);
+  float part = 0.f;
+  if constexpr (kColumnSumsGradient<Config>) part += ptx::ld_global(params.row_sums + at);
+  if constexpr (kEntropyGradient<Config>) {
+    float weight = 1.f;
+    if (params.variant.sink != nullptr) {
+      weight -= ptx::ex2((ptx::ld_global(params.variant.sink + head * params.variant.stride_sink) - lse) * kLog2e);
+    }
+    part += ptx::ld_global(params.dentropy + at) * (ptx::ld_global(params.entropy + at) - weight);
+  }
+  return part;
+}
+
 /// The row statistics that the backward kernels read, and a zeroed accumulator of dQ with its counters. A block takes
 /// one group of 16 rows.
 ///
 /// What a thread reads is under way before it needs any of it, and zeros leave beside.
 ///
-/// Config: Element, kHeadDimQk, kHeadDimV, kWarps, kAligned; optionally kVarlen, kOverlaps.
+/// Config: Element, kHeadDimQk, kHeadDimV, kWarps, kAligned; optionally kVarlen, kOverlaps, kEntropyGradient,
+/// kColumnSumsGradient.
 template <class Config>
-FA_DEVICE void backward_preprocess(const BackwardParams& params) {
+FA_DEVICE void backward_preprocess(const BackwardParamsOf<Config>& params) {
   using T = typename Config::Element;
   constexpr int kThreads = Config::kWarps * kWarpSize;
   constexpr int kPieces = Config::kHeadDimV / kPieceElements<T>;
@@ -103,6 +127,9 @@ FA_DEVICE void backward_preprocess(const BackwardParams& params) {
       sum -= ptx::ld_global(params.dlse +
                             offset_of_rows<kPacked>(lengths, batch, params.stride_dlse_b, params.stride_dlse_s) +
                             head * params.stride_dlse_h + position * params.stride_dlse_s);
+    }
+    if constexpr (kStatisticsGradients<Config>) {
+      if (!weightless) sum += statistics_part<Config>(params, lengths, batch, head, position, lse[round]);
     }
     const int64_t index = padded_rows_before<kPacked>(params, lengths, batch, head) + position;
     ptx::st_global(params.lse_log2 + index, weightless ? kInfinity : lse[round] * kLog2e);

@@ -152,6 +152,24 @@ FA_DEVICE constexpr int split_blocks_of() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool is_given_entropy_gradient() {
+  if constexpr (requires { Config::kEntropyGradient; }) return Config::kEntropyGradient;
+  return false;
+}
+
+template <class Config>
+FA_DEVICE constexpr int given_max_logit_gradient() {
+  if constexpr (requires { Config::kMaxLogitGradient; }) return Config::kMaxLogitGradient;
+  return 0;
+}
+
+template <class Config>
+FA_DEVICE constexpr bool is_given_column_sums_gradient() {
+  if constexpr (requires { Config::kColumnSumsGradient; }) return Config::kColumnSumsGradient;
+  return false;
+}
+
+template <class Config>
 inline constexpr bool kVarlen = wants_varlen<Config>();
 template <class Config>
 inline constexpr bool kDropout = wants_dropout<Config>();
@@ -195,6 +213,15 @@ template <class Config>
 inline constexpr bool kBounded = wants_to_be_bounded<Config>();  // no grid of waves: all blocks run at once
 template <class Config>
 inline constexpr bool kPlaceInMemory = wants_place_in_memory<Config>();  // where the call stands in a larger attention
+template <class Config>
+inline constexpr bool kEntropyGradient = is_given_entropy_gradient<Config>();
+template <class Config>
+inline constexpr int kMaxLogitGradient = given_max_logit_gradient<Config>();  // 2: of the scaled scores
+template <class Config>
+inline constexpr bool kColumnSumsGradient = is_given_column_sums_gradient<Config>();
+template <class Config>
+inline constexpr bool kStatisticsGradients =
+    kEntropyGradient<Config> || kMaxLogitGradient<Config> != 0 || kColumnSumsGradient<Config>;
 template <class Config>
 inline constexpr bool kWantsDk = wants_dk<Config>();
 template <class Config>

@@ -4,6 +4,7 @@
 #include <common/constants.cuh>
 #include <common/paged.cuh>
 #include <common/sequences.cuh>
+#include <common/switches.cuh>
 #include <common/variant_params.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
@@ -103,7 +104,10 @@ using VariantOf = typename FindVariant<Config>::type;
 template <class Config>
 using ForwardParamsOf = typename Either<ForwardVariantParams, ForwardParams, kHasVariant<Config>>::type;
 template <class Config>
-using BackwardParamsOf = typename Either<BackwardVariantParams, BackwardParams, kHasVariant<Config>>::type;
+using BackwardParamsOf =
+    typename Either<BackwardStatisticsParams,
+                    typename Either<BackwardVariantParams, BackwardParams, kHasVariant<Config>>::type,
+                    kStatisticsGradients<Config>>::type;
 
 // ---- what rendered functions are made of ----
 

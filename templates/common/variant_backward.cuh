@@ -6,6 +6,7 @@
 #include <common/dropout_place.cuh>
 #include <common/online_softmax.cuh>
 #include <common/sequences.cuh>
+#include <common/statistics_gradients.cuh>
 #include <common/switches.cuh>
 #include <common/variant.cuh>
 #include <ptx/language.cuh>
@@ -61,6 +62,7 @@ struct VariantScores {
   using CaptureGradients = Scores[Variant::kGradients == 0 ? 1 : Variant::kGradients];
 
   static constexpr bool kDropout = kernel::kDropout<Config>;
+  static constexpr bool kStatistics = kStatisticsGradients<Config>;
   static constexpr int kDrawnTiles = Dropout::drawn_tiles(kNTiles);
 
   // What score is given of a fragment, of two neighbouring queries each: [m][n][r].
@@ -188,12 +190,24 @@ struct VariantScores {
                                     const Loaded& loaded) const {
     constexpr int kGradients = Variant::kGradients;
     [[maybe_unused]] uint32_t drops[kMTiles];  // of kDrawnTiles neighbouring n
+    [[maybe_unused]] float by_key[kMTiles][2];
+    if constexpr (kColumnSumsGradient<Config>) {
+      FA_UNROLL
+      for (int i = 0; i < 2 * kMTiles; ++i) {
+        by_key[i / 2][i % 2] = column_gradient<Config>(params, lengths, batch, head, key + 8 * i);
+      }
+    }
     FA_UNROLL
     for (int n = 0; n < kNTiles; ++n) {
       float row_lse[2];
       float row_delta[2];
       ptx::ld_shared_f32x2(row_lse, lse + 32 * n);
       ptx::ld_shared_f32x2(row_delta, delta + 32 * n);
+      [[maybe_unused]] RowGradients<Config> rows[2];
+      if constexpr (kStatistics) {
+        FA_UNROLL
+        for (int e = 0; e < 2; ++e) rows[e].load(params, lengths, batch, head, query + 8 * n + e, row_lse[e]);
+      }
       if constexpr (kDropout) {
         if (n % kDrawnTiles == 0) draw(drops, first_row + 8 * n);
       }
@@ -209,13 +223,15 @@ struct VariantScores {
           if constexpr (kMasked && Variant::kMask) keep = keep && Variant::keep(params.variant, at);
           float slope = 1.f;
           float slopes[kGradients == 0 ? 1 : kGradients];
-          float weight;
+          float log2_p;
           if constexpr (Variant::kScore) {
             const float score = this->slopes<kMasked, kAhead>(loaded, m, n, e, p, slope, slopes);
-            weight = ptx::ex2(ptx::fma(score, Variant::kFactor * kLog2e, -row_lse[e % 2]));
+            log2_p = ptx::fma(score, Variant::kFactor * kLog2e, -row_lse[e % 2]);
           } else {
-            weight = ptx::ex2(ptx::fma(p, params.scale_log2, -row_lse[e % 2]));
+            log2_p = ptx::fma(p, params.scale_log2, -row_lse[e % 2]);
           }
+          float weight = ptx::ex2(log2_p);
+          [[maybe_unused]] const float whole = weight;
           float gradient;
           if constexpr (kDropout) {
             const bool dropped = Dropout::dropped(drops[m], n % kDrawnTiles, e);
@@ -224,14 +240,30 @@ struct VariantScores {
           } else {
             gradient = weight * (ds - row_delta[e % 2]);
           }
+          if constexpr (kEntropyGradient<Config>) {
+            gradient += whole * undropped(rows[e % 2].of_probability(log2_p));
+          }
+          if constexpr (kColumnSumsGradient<Config>) gradient += whole * undropped(by_key[m][e / 2]);
+          if constexpr (kMaxLogitGradient<Config> == 1) {
+            gradient += undropped(rows[e % 2].template of_logit<false>(at.kv + at.kv_step));
+          }
           p = keep ? weight : 0.f;
           ds = keep ? gradient * slope : 0.f;
+          if constexpr (kMaxLogitGradient<Config> == 2) {
+            ds += undropped(rows[e % 2].template of_logit<true>(at.kv + at.kv_step));
+          }
           if constexpr (kDropout && kGradients > 0) gradient *= params.dropout.inverse_keep;
           FA_UNROLL
           for (int i = 0; i < kGradients; ++i) by_capture[i][m][n][e] = keep ? gradient * slopes[i] : 0.f;
         }
       }
     }
+  }
+
+  /// Of a part of dS that dropout leaves alone: dS comes out keep times too small.
+  FA_DEVICE float undropped(float gradient) const {
+    if constexpr (kDropout) return gradient * params.dropout.keep;
+    return gradient;
   }
 
   /// Of kDrawnTiles n8 tiles of queries from `first_query` on, and all keys of the warp.

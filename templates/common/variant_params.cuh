@@ -66,6 +66,28 @@ struct BackwardVariantParams : BackwardParams {
   int64_t stride_dsink;
 };
 
+/// With gradients of statistics: f32 [b, h_q, s_q], of packed batches [h_q, total_q].
+struct BackwardStatisticsParams : BackwardVariantParams {
+  const float* entropy;       // of the forward, natural units
+  const float* dentropy;      // its gradient
+  const float* dmax_logit;    // gradient of the greatest logits
+  const float* dcolumn_sums;  // and of column sums: [b, h, s_kv], of packed batches [h, total_kv]
+  // In the workspace, like the statistics of rows.
+  const int32_t* max_keys;  // the keys of the greatest logits, -1: none
+  const float* row_sums;    // of P times dcolumn_sums
+  int32_t sum_group;        // query heads of a column sum
+  int32_t unused;
+};
+
+/// Launch parameters of the kernel that writes the two in the workspace.
+struct StatisticRowsParams : ForwardVariantParams {
+  const float* dcolumn_sums;
+  int32_t* max_keys;
+  float* row_sums;
+  int32_t sum_group;
+  int32_t unused;
+};
+
 }  // namespace fa::kernel
 
 #endif  // FA_TEMPLATES_COMMON_VARIANT_PARAMS_CUH_

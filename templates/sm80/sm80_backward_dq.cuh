@@ -12,6 +12,7 @@
 #include <common/online_softmax.cuh>
 #include <common/sequences.cuh>
 #include <common/shared_tile.cuh>
+#include <common/statistics_gradients.cuh>
 #include <common/switches.cuh>
 #include <common/tile_store.cuh>
 #include <common/variant.cuh>
@@ -49,8 +50,9 @@ struct BackwardDq {
   static constexpr int kDqTiles = kHeadDimQk / 8;
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kDropout = kernel::kDropout<Config>;
-  static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;    // keys are hidden before others too
-  static constexpr bool kLists = Variant::kMask && !kVarlen;                      // of tiles that are not empty
+  static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
+  static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
+  static constexpr bool kStatistics = kernel::kStatisticsGradients<Config>;
   static constexpr bool kHides = Config::kCausal || kTwoSided || Variant::kMask;  // keys of the sequence from rows
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
@@ -237,7 +239,7 @@ struct BackwardDq {
         Dropout(params.dropout, heads_before).drop(dp, first_row + warp_row, first_key, lane);
       }
     }
-    if constexpr (kTwoSided || Variant::kScore || Variant::kMask) {
+    if constexpr (kTwoSided || Variant::kScore || Variant::kMask || kStatistics) {
       bool full = false;
       if constexpr (kLists) full = n_block < ptx::ld_global_nc(tile_list() - 1);
       differentiate_variant(first_key, full, lse, delta, p, dp, ds);
@@ -275,6 +277,12 @@ struct BackwardDq {
     return dp - delta;
   }
 
+  /// Of what dropout leaves alone, likewise.
+  FA_DEVICE float undropped(float gradient) const {
+    if constexpr (kDropout) return gradient * params.dropout.keep;
+    return gradient;
+  }
+
   FA_DEVICE void differentiate_variant(int first_key, bool full, const float (&lse)[kMTiles][2],
                                        const float (&delta)[kMTiles][2], const Fragment<kMTiles, kNTiles>& s,
                                        const Fragment<kMTiles, kNTiles>& dp, Fragment<kMTiles, kNTiles>& ds) const {
@@ -286,6 +294,8 @@ struct BackwardDq {
         const int thread_key = first_key + 2 * (lane % 4);
         const int begin = keys_begin<Variant>(params, lengths, row) - thread_key;
         const int end = keys_end<Config::kCausal, Variant>(params, lengths, row) - thread_key;
+        [[maybe_unused]] RowGradients<Config> of_row;
+        if constexpr (kStatistics) of_row.load(params, lengths, tile.batch, tile.head, row, lse[m][r]);
         Place at{tile.batch,  tile.head,    inside(row, lengths.s_q), thread_key, 0, 0,
                  lengths.s_q, lengths.s_kv, params.variant.scale};
         FA_UNROLL
@@ -299,7 +309,7 @@ struct BackwardDq {
               if constexpr (Variant::kMask) keep = keep && Variant::keep(params.variant, at);
             }
             float slope = 1.f;
-            float weight;
+            float log2_p;
             if constexpr (Variant::kScore) {
               float score;
               if constexpr (kLoads < Variant >> 0) {
@@ -311,11 +321,23 @@ struct BackwardDq {
               } else {
                 score = Variant::slope(params.variant, at, s[m][n][e], slope);
               }
-              weight = ptx::ex2(ptx::fma(score, Variant::kFactor * kLog2e, -lse[m][r]));
+              log2_p = ptx::fma(score, Variant::kFactor * kLog2e, -lse[m][r]);
             } else {
-              weight = ptx::ex2(ptx::fma(s[m][n][e], params.scale_log2, -lse[m][r]));
+              log2_p = ptx::fma(s[m][n][e], params.scale_log2, -lse[m][r]);
             }
-            ds[m][n][e] = keep ? weight * less_delta(dp[m][n][e], delta[m][r]) * slope : 0.f;
+            const float weight = ptx::ex2(log2_p);
+            if constexpr (kStatistics) {
+              const int key = thread_key + at.kv_step;
+              float of_p = of_row.of_probability(log2_p);
+              if constexpr (kernel::kColumnSumsGradient<Config>) {
+                of_p += column_gradient<Config>(params, lengths, tile.batch, tile.head, key);
+              }
+              const float logit = weight * (less_delta(dp[m][n][e], delta[m][r]) + undropped(of_p)) +
+                                  undropped(of_row.template of_logit<false>(key));
+              ds[m][n][e] = keep ? logit * slope + undropped(of_row.template of_logit<true>(key)) : 0.f;
+            } else {
+              ds[m][n][e] = keep ? weight * less_delta(dp[m][n][e], delta[m][r]) * slope : 0.f;
+            }
           }
         }
       }

@@ -64,7 +64,9 @@ struct BackwardTraits {
   static constexpr bool kWantsDv = kernel::kWantsDv<Config>;
   static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden from last rows too
   static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
-  static constexpr bool kTogether = kTwoSided || Variant::kScore || Variant::kMask;  // P and dS in one go
+  // P and dS in one go.
+  static constexpr bool kTogether =
+      kTwoSided || Variant::kScore || Variant::kMask || kernel::kStatisticsGradients<Config>;
   static constexpr bool kHides = Config::kCausal || kTwoSided || Variant::kMask;     // keys of the sequence from rows
   using Scores = VariantScores<Config, Params, kMTiles, kNTiles, kWarpsN, kWarpKeys, kTileM, kTileN>;
 

@@ -30,6 +30,12 @@ struct ForwardOfSums : Config {
   static constexpr bool kSplit = false;
 };
 
+template <class Config>
+FA_DEVICE constexpr bool one_buffer_of_rows() {
+  if constexpr (requires { Config::kOneBuffer; }) return Config::kOneBuffer;
+  return false;
+}
+
 /// P summed over rows, by the log-sum-exp that a forward has left. A thread block has a tile of keys, which stays in
 /// shared memory, and walks over the query tiles that see it: of one query head, or of all of a KV head. Each warp has
 /// its own rows of Q in two buffers, copies them itself, and waits for no other warp. What the warps have summed is
@@ -38,7 +44,10 @@ struct ForwardOfSums : Config {
 /// Each block reads all rows that see its keys, so that the L2 cache gives as many bytes as there are key tiles: of 128
 /// keys it is half of 64. A step multiplies the rows with one part of 64 keys after the other.
 ///
-/// In shared memory: Q [tile_m, d_qk], K [tile_n, d_qk] by parts, and Q of the next step.
+/// With one buffer of rows twice as many warps find room, and each scheduler has two. A warp copies its next rows once
+/// the products of the last part have read these: behind its exponentials, and behind the other warp.
+///
+/// In shared memory: Q [tile_m, d_qk], K [tile_n, d_qk] by parts, and with two buffers Q of the next step.
 ///
 /// Of the launch parameters `m_blocks` counts the key tiles of a head, of packed batches the slots; `heads` is of the
 /// sums, each of which is over `splits` query heads.
@@ -59,8 +68,9 @@ struct ColumnSums {
   static constexpr int kMTiles = Scores::kMTiles;
   static constexpr int kNTiles = Scores::kNTiles;
   static constexpr bool kVarlen = Scores::kVarlen;
+  static constexpr bool kOneBuffer = one_buffer_of_rows<Config>();
   static constexpr int kNextQ = Scores::kQBytes + kParts * KTile::kBytes;
-  static constexpr int kSharedBytes = kNextQ + Scores::kQBytes;
+  static constexpr int kSharedBytes = kNextQ + (kOneBuffer ? 0 : Scores::kQBytes);
   static constexpr int kThreads = Scores::kThreads;
   static_assert(kTileN == Config::kTileN, "a block's keys are whole parts");
   static_assert(Scores::kWarpsN == 1 && !Scores::kStatistics, "warps have their own rows");
@@ -132,16 +142,25 @@ struct ColumnSums {
     ptx::cp_async_commit();
     for (int i = 0; i < steps; ++i) {
       const Step next = behind(now);
-      if (i + 1 < steps) load_rows(next);
-      ptx::cp_async_commit();
-      ptx::cp_async_wait<1>();
+      if constexpr (!kOneBuffer) {
+        if (i + 1 < steps) load_rows(next);
+        ptx::cp_async_commit();
+      }
+      ptx::cp_async_wait<kOneBuffer ? 0 : 1>();
       if (i == 0) {
         ptx::sync_threads();  // K has landed for all, and the first rows
       } else {
         ptx::sync_warp();  // the other lanes' copies of this step's rows have landed
       }
-      add(now, sums);
-      ptx::sync_warp();  // all lanes have read the rows before the next copies overwrite them
+      add(now, sums, [&] {
+        if constexpr (kOneBuffer) {
+          ptx::sync_warp();  // all lanes have read the rows before these copies overwrite them
+          if (i + 1 < steps) load_rows(next);
+          ptx::cp_async_commit();
+        }
+      });
+      if constexpr (!kOneBuffer)
+        ptx::sync_warp();  // all lanes have read the rows before the next copies overwrite them
       now = next;
     }
     ptx::cp_async_wait<0>();
@@ -153,7 +172,10 @@ struct ColumnSums {
     return Scores(params, Piece{}, ForwardTile{first_block + step.block, query_head, tile.batch, 0});
   }
 
-  FA_DEVICE uint32_t q_shared(const Scores& rows, const Step& step) const { return rows.q_shared + step.odd * kNextQ; }
+  FA_DEVICE uint32_t q_shared(const Scores& rows, const Step& step) const {
+    if constexpr (kOneBuffer) return rows.q_shared;
+    return rows.q_shared + step.odd * kNextQ;
+  }
   FA_DEVICE uint32_t k_shared(const Scores& rows, int part) const { return rows.k_shared(0) + part * KTile::kBytes; }
 
   FA_DEVICE void load_keys() const {
@@ -175,8 +197,9 @@ struct ColumnSums {
                    rows.row_count - rows.warp_row, rows.copier);
   }
 
-  /// P of a step's rows, to the sums of their columns.
-  FA_DEVICE void add(const Step& step, Sums& sums) const {
+  /// P of a step's rows, to the sums of their columns. `after_products` is done once no product reads the rows.
+  template <class AfterProducts>
+  FA_DEVICE void add(const Step& step, Sums& sums, AfterProducts after_products) const {
     Scores rows = rows_of(step);
     rows.read_fixed();
     float offsets[kMTiles][2];  // read ahead of the products
@@ -186,16 +209,22 @@ struct ColumnSums {
       for (int r = 0; r < 2; ++r) offsets[m][r] = offset_of(rows, rows.fragment_row(m, r));
     }
     FA_UNROLL
-    for (int part = 0; part < kParts; ++part) add_part(rows, step, part, offsets, sums[part]);
+    for (int part = 0; part < kParts; ++part) {
+      add_part(rows, step, part, offsets, sums[part], [&] {
+        if (part + 1 == kParts) after_products();
+      });
+    }
   }
 
+  template <class AfterProducts>
   FA_DEVICE void add_part(Scores& rows, const Step& step, int part, const float (&offsets)[kMTiles][2],
-                          float (&sums)[kNTiles][2]) const {
+                          float (&sums)[kNTiles][2], AfterProducts after_products) const {
     const int block = tile.block * kParts + part;
     Fragment<kMTiles, kNTiles> s = {};
     Gemm::template scores<KTile, kHeadDimQk>(s, k_shared(rows, part), lane, [&](uint32_t(&a)[4], int m, int k) {
       Gemm::template load_a<QWarpTile, kHeadDimQk>(a, q_shared(rows, step), 16 * m, k, lane);
     });
+    after_products();
     if constexpr (Variant::kScore) {
       rows.apply_score(s, block);
     } else if constexpr (!Config::kPositiveScale) {

@@ -1253,6 +1253,93 @@ static void test_statistics(void) {
   CHECK(strcmp(fa_last_error_field("argument"), "config.column_sums") == 0);
 }
 
+/* dq by the gradient of the entropy and of the greatest logits alone, of one row. */
+static void test_statistics_gradients(void) {
+  enum { KEYS = 5 };
+  static float row_o[D], zeros[D], row_lse[1], greatest[1], entropy[1], dq[D];
+  const float dentropy[1] = {0.5f}, dmax_logit[1] = {-2.0f};
+#define TENSOR_OF(name, of, rows)   \
+  fa_tensor t_##name = {            \
+    .struct_size = sizeof t_##name, \
+    .dtype = FA_F32,                \
+    .rank = 4,                      \
+    .flags = FA_TENSOR_ROW_MAJOR,   \
+    .data = (void*)(of),            \
+    .shape = {1, 1, rows, D}        \
+  }
+  TENSOR_OF(q, q, 1);
+  TENSOR_OF(k, k, KEYS);
+  TENSOR_OF(v, v, KEYS);
+  TENSOR_OF(row_o, row_o, 1);
+  TENSOR_OF(dout, zeros, 1);
+  TENSOR_OF(dq, dq, 1);
+#undef TENSOR_OF
+  fa_tensor lse_ = {.struct_size = sizeof lse_,
+                    .dtype = FA_F32,
+                    .rank = 3,
+                    .flags = FA_TENSOR_ROW_MAJOR,
+                    .data = row_lse,
+                    .shape = {1, 1, 1}};
+  fa_tensor entropy_ = lse_, greatest_ = lse_, dentropy_ = lse_, dmax_logit_ = lse_;
+  entropy_.data = entropy;
+  greatest_.data = greatest;
+  dentropy_.data = (void*)dentropy;
+  dmax_logit_.data = (void*)dmax_logit;
+  fa_config config = {.struct_size = sizeof config,
+                      .head_dim = D,
+                      .dtype = FA_F32,
+                      .max_logit = FA_MAX_LOGIT_SOFTMAX,
+                      .entropy = 1,
+                      .entropy_gradient = 1,
+                      .max_logit_gradient = 1};
+  fa_attention* attention = NULL;
+  CHECK(fa_create(&config, (fa_device){FA_DEVICE_HOST, 0}, &attention) == FA_OK);
+  fa_forward_inputs forward = {.struct_size = sizeof forward, .q = &t_q, .k = &t_k, .v = &t_v};
+  fa_forward_outputs results = {
+      .struct_size = sizeof results, .o = &t_row_o, .lse = &lse_, .max_logit = &greatest_, .entropy = &entropy_};
+  CHECK(fa_forward(attention, &forward, &results, NULL, NULL) == FA_OK);
+  fa_backward_inputs inputs = {.struct_size = sizeof inputs,
+                               .q = &t_q,
+                               .k = &t_k,
+                               .v = &t_v,
+                               .o = &t_row_o,
+                               .lse = &lse_,
+                               .dout = &t_dout,
+                               .entropy = &entropy_,
+                               .dentropy = &dentropy_,
+                               .dmax_logit = &dmax_logit_};
+  fa_backward_outputs outputs = {.struct_size = sizeof outputs, .dq = &t_dq};
+  CHECK(fa_backward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  double expected[D] = {0};
+  for (int j = 0; j < KEYS; ++j) {
+    double score = 0;
+    for (int d = 0; d < D; ++d) score += (double)q[d] * k[j * D + d];
+    score /= sqrt((double)D);
+    const double p = exp(score - row_lse[0]);
+    double ds = -dentropy[0] * p * (log(p) + entropy[0]);
+    if (fabs(score - greatest[0]) < 1e-5) ds += dmax_logit[0];
+    for (int d = 0; d < D; ++d) expected[d] += ds * k[j * D + d] / sqrt((double)D);
+  }
+  for (int d = 0; d < D; ++d) CHECK(fabs(expected[d] - dq[d]) < 1e-4);
+  inputs.dmax_logit = NULL;
+  CHECK(fa_backward(attention, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "dmax_logit") == 0);
+  /* An earlier version of the struct has none of them. */
+  inputs.struct_size = offsetof(fa_backward_inputs, entropy);
+  CHECK(fa_backward(attention, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "entropy") == 0);
+  fa_destroy(attention);
+  /* It goes with an earlier config. */
+  config.struct_size = offsetof(fa_config, entropy_gradient);
+  CHECK(fa_create(&config, (fa_device){FA_DEVICE_HOST, 0}, &attention) == FA_OK);
+  CHECK(fa_backward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  fa_destroy(attention);
+  config.struct_size = sizeof config;
+  config.max_logit_by_head = 1;
+  CHECK(fa_create(&config, (fa_device){FA_DEVICE_HOST, 0}, &attention) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "statistics.max_logit_gradient") == 0);
+}
+
 static void test_version(void) {
   char text[32];
   snprintf(text, sizeof text, "%d.%d.%d", FA_VERSION_MAJOR, FA_VERSION_MINOR, FA_VERSION_PATCH);
@@ -1319,6 +1406,7 @@ int main(void) {
   test_merge();
   test_quantize();
   test_statistics();
+  test_statistics_gradients();
   test_value_in_key();
   test_strides();
   test_places();

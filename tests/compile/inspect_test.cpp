@@ -75,7 +75,7 @@ TEST_P(InspectCompile, WritesPOfFunctions) {
   expect_clean(plan::probabilities_spec(with));
 }
 
-/// Of 16 bits, two blocks of 128 keys share a multiprocessor where they fit; none spills.
+/// Of 16 bits, two blocks of 128 keys share a multiprocessor where they fit, or one has eight warps; none spills.
 TEST_P(InspectCompile, SumsColumns) {
   for (const DType dtype : {DType::bf16, DType::f32}) {
     for (const int d : {64, 128, 256}) {
@@ -86,10 +86,16 @@ TEST_P(InspectCompile, SumsColumns) {
       const int shared = plan::limits(spec.arch).shared_per_block;
       // As many blocks of 128 keys have room as of 64, of the two that registers leave.
       const auto blocks = [&](int keys) { return std::min(shared / ((256 + keys) * (2 * d + 16)), 2); };
-      const bool large = dtype != DType::f32 && blocks(128) > 0 && blocks(128) == blocks(64);
+      const bool alone = dtype != DType::f32 && blocks(64) == 1 && spec.arch.major >= 8;
+      const bool eight_warps = alone && 384 * (2 * d + 16) <= shared;
+      const bool large = eight_warps || (dtype != DType::f32 && blocks(128) > 0 && blocks(128) == blocks(64));
+      EXPECT_EQ(spec.warps == 8, eight_warps);
       EXPECT_EQ(spec.tile_n == 128, large);
       EXPECT_LE(std::max(large ? blocks(64) : 1, 1) * plan::shared_bytes(spec), shared);
       expect_clean(spec);
+      if (!eight_warps) continue;
+      with.sum_buffers = 2;
+      expect_clean(plan::column_sums_spec(with));
     }
   }
 }

@@ -75,6 +75,25 @@ TEST_P(Sm80BackwardCompile, PackedBatchesAndDropout) {
   for (const plan::KernelSpec& spec : {plan.preprocess, plan.convert}) EXPECT_EQ(expect_compiles(spec), 0);
 }
 
+TEST_P(Sm80BackwardCompile, GradientsOfStatistics) {
+  for (const int d : {64, 128}) {
+    plan::Problem p = problem(DType::bf16, d, d, true);
+    p.varlen = d == 64;
+    p.total_q = p.total_kv = 8192;
+    p.statistics = {.max_logit = MaxLogit::softmax,
+                    .entropy = true,
+                    .column_sums = ColumnSums::kv_heads,
+                    .entropy_gradient = true,
+                    .max_logit_gradient = true,
+                    .column_sums_gradient = true};
+    const plan::BackwardPlan plan = plan_backward(p, {}, true);
+    EXPECT_EQ(plan.main.front().family(), plan::Family::sm80);
+    expect_clean(plan_backward(p, {}, false).main);
+    expect_clean(plan.dq);
+    for (const plan::KernelSpec& spec : {plan.preprocess, plan.statistic_rows}) EXPECT_EQ(expect_compiles(spec), 0);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Architectures, Sm80BackwardCompile,
                          ::testing::Values("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
                          [](const auto& test) { return std::string(test.param); });

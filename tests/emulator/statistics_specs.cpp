@@ -149,6 +149,8 @@ std::vector<StatisticsCase> column_sum_cases() {
     packed->cu_q = {2, 140, 140, 185};
     packed->cu_kv = {0, 130, 150, 210};
     packed->config.varlen = true;
+    add("_one_buffer", attention_of(DType::bf16, {1, 2, 1, 600, 140, 16, 16}, true), config)->config.kernel =
+        fa::KernelOverride{"column_sums", "row_buffers=1"};
     config.statistics.top_keys = 7;
     add("_top_keys", attention_of(DType::bf16, {2, 4, 2, 150, 100, 16, 16}, true), config);
     add("_top_keys_alone", attention_of(DType::f16, {2, 4, 2, 150, 100, 16, 16}, true), config)->without_sums = true;
@@ -238,7 +240,37 @@ std::vector<KernelSpec> all_statistics_specs() {
     }
     if (!forward.variants.mask.empty()) add(fa::plan::mask_tiles_spec(forward));
   }
+  for (const StatisticsGradientCase& c : gradient_cases()) {
+    const fa::test::VariantCase variant = variant_of(c.of);
+    const fa::plan::KernelSet kernels = gradient_kernels(c, variant);
+    const fa::plan::KernelSet others = companions(problem_of(c.of, variant), kernels);
+    for (const fa::plan::Role role : fa::plan::kAllRoles) {
+      if (kernels[role].warps != 0) add(kernels[role]);
+      if (others[role].warps != 0) add(others[role]);
+    }
+  }
   return unique;
+}
+
+const std::vector<StatisticsGradientCase>& gradient_cases() {
+  static const std::vector<StatisticsGradientCase> cases = fa::test::statistics_gradient_cases();
+  return cases;
+}
+
+const StatisticsGradientCase* gradient_case_named(const std::string& name) {
+  const auto found = std::ranges::find(gradient_cases(), name, [](const auto& c) { return c.of.name; });
+  return found == gradient_cases().end() ? nullptr : &*found;
+}
+
+fa::plan::KernelSet gradient_kernels(const StatisticsGradientCase& c, const fa::test::VariantCase& variant) {
+  const fa::plan::Fixed fixed = fa::plan::read_override(c.kernel, fa::plan::Op::backward, "kernel_backward");
+  const fa::plan::KernelChoices choices =
+      backward_kernel_choices(problem_of(c.of, variant), fixed, c.of.config.deterministic);
+  fa::plan::KernelSet kernels;
+  for (const fa::plan::Role role : fa::plan::kAllRoles) {
+    if (!choices[role].empty()) kernels[role] = choices[role].front();
+  }
+  return kernels;
 }
 
 namespace {
@@ -346,10 +378,28 @@ std::vector<StatisticsMutation> column_sum_mutations() {
        {FaultKind::shared_race, FaultKind::shared_uninitialised, FaultKind::shared_in_flight}},
       {"sums_wait_for_one_buffer_only",
        "sm80/sm80_column_sums.cuh",
-       "ptx::cp_async_wait<1>();",
+       "ptx::cp_async_wait<kOneBuffer ? 0 : 1>();",
        "ptx::cp_async_wait<2>();",
        "sums",
        {FaultKind::shared_in_flight, FaultKind::shared_uninitialised}},
+      {"sums_of_one_buffer_overwrite_rows_that_are_read",
+       "sm80/sm80_column_sums.cuh",
+       "ptx::sync_warp();  // all lanes have read the rows before these copies overwrite them",
+       "",
+       "sums_one_buffer",
+       {FaultKind::shared_race, FaultKind::shared_in_flight}},
+      {"sums_of_one_buffer_that_has_not_landed",
+       "sm80/sm80_column_sums.cuh",
+       "ptx::cp_async_wait<kOneBuffer ? 0 : 1>();",
+       "ptx::cp_async_wait<1>();",
+       "sums_one_buffer",
+       {FaultKind::shared_in_flight, FaultKind::shared_uninitialised}},
+      {"sums_of_one_buffer_copied_ahead_of_its_products",
+       "sm80/sm80_column_sums.cuh",
+       "if (part + 1 == kParts) after_products();",
+       "if (part == 0) after_products();",
+       "sums_one_buffer",
+       {FaultKind::shared_race, FaultKind::shared_in_flight}},
       {"sums_of_rows_without_keys", "sm80/sm80_column_sums.cuh", "lse == -kInfinity ? float{kInfinity} : lse * kLog2e",
        "lse * kLog2e", "sums_causal"},
       {"sums_of_rows_that_are_not_there", "sm80/sm80_column_sums.cuh", "if (row >= rows.row_count) return kInfinity;",
@@ -381,12 +431,117 @@ std::vector<StatisticsMutation> column_sum_mutations() {
        "heads_below_zero"}};
 }
 
+/// Gradients of statistics.
+std::vector<StatisticsMutation> gradient_mutations() {
+  return {
+      {"gradient_of_entropy_without_its_entropy", "common/backward_preprocess.cuh", "(params.entropy + at) - weight",
+       "(params.entropy + at) * 0.f - weight", "gradients_entropy"},
+      {"gradient_of_entropy_with_a_sink_as_without", "common/backward_preprocess.cuh",
+       "if (params.variant.sink != nullptr) {", "if (params.variant.sink != nullptr && head < 0) {",
+       "gradients_window_sink"},
+      {"gradient_of_entropy_in_bits", "common/statistics_gradients.cuh", "(params.dentropy + at) * kLn2",
+       "(params.dentropy + at)", "gradients_entropy"},
+      {"gradient_of_entropy_without_its_one", "common/statistics_gradients.cuh", "(ptx::max(log2_p, kLowest) + kLog2e)",
+       "ptx::max(log2_p, kLowest)", "gradients_entropy"},
+      {"gradient_of_rows_without_keys", "common/statistics_gradients.cuh",
+       "if (row >= lengths.s_q || lse_log2 == kInfinity) return;",
+       "if (row >= lengths.s_q || lse_log2 == -kInfinity) return;", "gradients_no_keys"},
+      {"gradient_of_packed_rows_as_dense",
+       "common/statistics_gradients.cuh",
+       "return lengths.first_row;",
+       "return 0 * lengths.first_row;",
+       "gradients_packed",
+       {FaultKind::global_uninitialised}},
+      {"gradient_of_the_wrong_entry", "common/statistics_gradients.cuh",
+       "static_cast<int64_t>(batch) * params.h_q * params.s_q", "static_cast<int64_t>(batch) * params.h_q",
+       "gradients_dense"},
+      {"gradient_of_maximum_at_the_next_key", "common/statistics_gradients.cuh", "key == max_key", "key == max_key + 1",
+       "gradients_max_logit"},
+      {"gradient_of_maximum_through_dropout", "common/variant_backward.cuh",
+       "if constexpr (kDropout) return gradient * params.dropout.keep;", "", "gradients_dropout"},
+      {"gradient_of_scaled_maximum_by_the_slope", "common/variant_backward.cuh",
+       "ds += undropped(rows[e % 2].template of_logit<true>(at.kv + at.kv_step));",
+       "ds += slope * undropped(rows[e % 2].template of_logit<true>(at.kv + at.kv_step));", "gradients_softcap_scaled"},
+      {"gradient_of_maximum_past_the_slope", "common/variant_backward.cuh",
+       "gradient += undropped(rows[e % 2].template of_logit<false>(at.kv + at.kv_step));",
+       "ds += 0.f * undropped(rows[e % 2].template of_logit<false>(at.kv + at.kv_step));", "gradients_slope_softmax"},
+      {"gradient_of_entropy_of_dropped", "common/variant_backward.cuh", "gradient += whole * undropped(rows",
+       "gradient += weight * undropped(rows", "gradients_dropout"},
+      {"pass_for_dq_without_entropy", "sm80/sm80_backward_dq.cuh", "float of_p = of_row.of_probability(log2_p);",
+       "float of_p = 0.f * of_row.of_probability(log2_p);", "gradients_causal_deterministic"},
+      {"pass_for_dq_without_scaled_maxima", "sm80/sm80_backward_dq.cuh",
+       "logit * slope + undropped(of_row.template of_logit<true>(key))", "logit * slope",
+       "gradients_softcap_scaled_deterministic"},
+      {"max_keys_of_hidden_keys", "sm80/sm80_statistic_rows.cuh", "scores.mask(s, block);", "", "gradients_causal"},
+      {"max_keys_by_the_mask_as_without", "sm80/sm80_statistic_rows.cuh",
+       "if constexpr (Variant::kMask) scores.apply_mask(s, block);", "", "gradients_mask"},
+      {"max_keys_by_raw_scores", "sm80/sm80_statistic_rows.cuh", "scores.apply_score(s, block);", "",
+       "gradients_slope_softmax"},
+      {"max_keys_whatever_the_sign", "sm80/sm80_statistic_rows.cuh", "scores.scale_scores(s);", "",
+       "gradients_negative_scale"},
+      {"max_keys_of_scaled_scores_whatever_the_sign", "sm80/sm80_statistic_rows.cuh", "* scores.scale_sign();",
+       "* ptx::abs(scores.scale_sign());", "gradients_softcap_scaled"},
+      {"row_sums_of_one_lane", "sm80/sm80_statistic_rows.cuh", "sum += ptx::shfl_xor(sum, lanes);",
+       "sum += 0.f * static_cast<float>(lanes);", "gradients_sums"},
+      {"row_sums_of_scores_as_they_are", "sm80/sm80_statistic_rows.cuh", "scores.softmax_scale_log2()",
+       "0.5f * scores.softmax_scale_log2()", "gradients_sums"},
+      {"gradient_of_sums_without_row_sums", "common/backward_preprocess.cuh",
+       "part += ptx::ld_global(params.row_sums + at);", "part += 0.f * ptx::ld_global(params.row_sums + at);",
+       "gradients_sums"},
+      {"gradient_of_sums_of_packed_keys_as_dense", "common/statistics_gradients.cuh", "row + lengths.first_key + key",
+       "row + key", "gradients_sums_packed"},
+      {"gradient_of_sums_of_the_wrong_head", "common/statistics_gradients.cuh", "head / params.sum_group;",
+       "head % params.sum_group;", "gradients_sums_kv"},
+      {"gradient_of_sums_of_keys_that_are_not_there",
+       "common/statistics_gradients.cuh",
+       "if (key >= lengths.s_kv) return 0.f;",
+       "",
+       "gradients_sums",
+       {FaultKind::global_out_of_bounds}},
+      {"gradient_of_sums_of_dropped", "common/variant_backward.cuh", "gradient += whole * undropped(by_key",
+       "gradient += weight * undropped(by_key", "gradients_sums_dropout"},
+      {"pass_for_dq_without_sums", "sm80/sm80_backward_dq.cuh", "of_p += column_gradient",
+       "of_p += 0.f * column_gradient", "gradients_sums_kv_deterministic"},
+      {"max_keys_of_one_lane", "sm80/sm80_statistic_rows.cuh", "for (int lanes = 1; lanes < 4; lanes *= 2)",
+       "for (int lanes = 2; lanes < 4; lanes *= 2)", "gradients_max_logit"},
+      {"max_keys_of_the_last_of_equals", "sm80/sm80_statistic_rows.cuh", "!(s[m][n][2 * r + e] > found.score[m][r])",
+       "!(s[m][n][2 * r + e] >= found.score[m][r])", "gradients_ties"},
+      {"max_keys_of_the_last_lane_of_equals", "sm80/sm80_statistic_rows.cuh", "other_key < key", "other_key > key",
+       "gradients_ties"},
+      {"max_keys_before_keys_have_landed",
+       "sm80/sm80_statistic_rows.cuh",
+       "ptx::sync_threads();  // this tile has landed for all, and all have left the buffer that is filled next",
+       "",
+       "gradients_dense",
+       {FaultKind::shared_race, FaultKind::shared_in_flight, FaultKind::shared_uninitialised}},
+      {"max_keys_in_one_buffer",
+       "sm80/sm80_statistic_rows.cuh",
+       "rows.k_shared(0) + stage * KTile::kBytes;",
+       "rows.k_shared(0) + 0 * stage;",
+       "gradients_dense",
+       {FaultKind::shared_race, FaultKind::shared_in_flight}},
+      {"max_keys_of_rows_that_are_not_there",
+       "sm80/sm80_statistic_rows.cuh",
+       "if (row >= rows.row_count || rows.lane % 4 != 0) continue;",
+       "if (rows.lane % 4 != 0) continue;",
+       "gradients_dense",
+       {FaultKind::global_out_of_bounds}},
+  };
+}
+
 }  // namespace
 
 const std::vector<StatisticsMutation>& statistics_mutations() {
   static const std::vector<StatisticsMutation> all =
-      joined({row_mutations(), place_mutations(), column_sum_mutations()});
+      joined({row_mutations(), place_mutations(), column_sum_mutations(), gradient_mutations()});
   return all;
+}
+
+fa::plan::Role role_of(const StatisticsMutation& mutation) {
+  if (mutation.header == "common/backward_preprocess.cuh") return fa::plan::Role::statistics;
+  if (mutation.header == "sm80/sm80_statistic_rows.cuh") return fa::plan::Role::statistic_rows;
+  if (mutation.header == "sm80/sm80_backward_dq.cuh") return fa::plan::Role::dq;
+  return fa::plan::Role::attention;
 }
 
 bool is_of_sums(const StatisticsMutation& mutation) {
@@ -394,6 +549,9 @@ bool is_of_sums(const StatisticsMutation& mutation) {
 }
 
 KernelSpec subject_of(const StatisticsMutation& mutation) {
+  if (const StatisticsGradientCase* const c = gradient_case_named(mutation.subject)) {
+    return gradient_kernels(*c, variant_of(c->of))[role_of(mutation)];
+  }
   const fa::plan::ForwardPlan plan = plan_of(case_named(mutation.subject));
   return is_of_sums(mutation) ? plan.sums : plan.kernel;
 }

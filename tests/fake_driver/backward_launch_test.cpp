@@ -38,6 +38,14 @@ class BackwardLaunches : public LaunchesTest {
       inputs.sink = TensorView(reinterpret_cast<void*>(std::uintptr_t{1} << 39), DType::f32, {shape.h_q});
       outputs.dsink = TensorView(reinterpret_cast<void*>(std::uintptr_t{1} << 38), DType::f32, {shape.h_q});
     }
+    const auto rows = [&](bool given, std::uintptr_t at, std::int64_t s) {
+      return given ? TensorView(reinterpret_cast<void*>(at), DType::f32, {shape.b, shape.h_q, s}) : TensorView();
+    };
+    const Statistics& statistics = config_.statistics;
+    inputs.statistics = {rows(statistics.entropy_gradient, std::uintptr_t{1} << 42, shape.s_q),
+                         rows(statistics.entropy_gradient, std::uintptr_t{2} << 42, shape.s_q),
+                         rows(statistics.max_logit_gradient, std::uintptr_t{3} << 42, shape.s_q),
+                         rows(statistics.column_sums_gradient, std::uintptr_t{4} << 42, shape.s_kv)};
     const Workspace workspace{reinterpret_cast<void*>(std::uintptr_t{1} << 41),
                               attention.backward_workspace_size(shape)};
     std::vector<std::string> names;
@@ -61,6 +69,18 @@ constexpr AttentionShape kShort{.b = 4, .h_q = 16, .h_kv = 16, .s_q = 512, .s_kv
 
 TEST_F(BackwardLaunches, OverlapBehindTheFirst) {
   EXPECT_EQ(launches_of_a_call(kShort), (Names{"fa_backward_preprocess", "+fa_sm90_backward", "+fa_backward_convert"}));
+}
+
+TEST_F(BackwardLaunches, ScanRowsWhereGradientsOfStatisticsNeedIt) {
+  config_.statistics = {.entropy = true, .entropy_gradient = true};
+  EXPECT_EQ(launches_of_a_call(kShort), (Names{"fa_backward_preprocess", "fa_sm80_backward", "+fa_backward_convert"}));
+  config_.statistics = {.column_sums = ColumnSums::query_heads, .column_sums_gradient = true};
+  EXPECT_EQ(launches_of_a_call(kShort),
+            (Names{"fa_statistic_rows", "fa_backward_preprocess", "fa_sm80_backward", "+fa_backward_convert"}));
+  config_.statistics = {.max_logit = MaxLogit::softmax, .max_logit_gradient = true};
+  config_.deterministic = true;
+  EXPECT_EQ(launches_of_a_call(kShort),
+            (Names{"fa_statistic_rows", "fa_backward_preprocess", "fa_sm80_backward", "fa_sm80_backward_dq"}));
 }
 
 TEST_F(BackwardLaunches, OverlapWithTheSumOfSplits) {

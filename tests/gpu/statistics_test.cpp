@@ -12,6 +12,7 @@
 
 #include "device_case.hpp"
 #include "support/statistics_case.hpp"
+#include "support/statistics_gradients.hpp"
 
 namespace fa {
 namespace {
@@ -22,6 +23,9 @@ using test::AttentionSizes;
 using test::DeviceBuffer;
 using test::StatisticsCase;
 using test::StatisticsData;
+using test::StatisticsGradientCase;
+using test::StatisticsGradientData;
+using test::StatisticsGradientResults;
 using test::StatisticsResults;
 
 /// Bytes of the host on the device, and back.
@@ -182,6 +186,112 @@ TEST_F(GpuStatistics, OfColumns) {
     expect_right(decode);  // whose keys are split
     decode.attention.s_q = 0;
     expect_right(decode);
+  }
+}
+
+/// By four warps with two buffers of rows, and by eight with one.
+TEST_F(GpuStatistics, OfColumnsByEitherBlock) {
+  for (const char* const text : {"row_buffers=1", "row_buffers=2"}) {
+    for (const std::int64_t d : {64, 192, 256}) {
+      for (const bool causal : {false, true}) {
+        StatisticsCase c{
+            text, attention_of(DType::bf16, {2, 4, 2, 1333, 717, d, d}, causal), {}, {"column_sums", text}};
+        c.config.statistics.column_sums = ColumnSums::kv_heads;
+        expect_right(c);
+        c.config.statistics.column_sums = ColumnSums::query_heads;
+        c.config.score = ScoreFunction{"score * 0.5"};
+        c.config.mask = MaskFunction{"(q + kv) % 3 != 0"};
+        expect_right(c);
+      }
+    }
+  }
+}
+
+class GpuStatisticsGradients : public test::GpuTest {
+ protected:
+  static void expect_right(const StatisticsGradientCase& c) {
+    SCOPED_TRACE(c.of.name + " " + to_string(c.of.attention));
+    const StatisticsGradientData data(c);
+    AttentionConfig config = data.forward.variant.config;
+    if (!c.kernel.kernel.empty()) config.kernel_backward = c.kernel;
+    const Attention attention = Attention::create(config);
+    const StatisticsGradientResults expected = test::expected_of(c, data);
+    std::optional<StatisticsGradientResults> first;
+    for (int run = 0; run < (config.deterministic ? 2 : 1); ++run) {
+      StatisticsGradientResults results(c, data);
+      Copies copies;
+      const test::StatisticsMemory memory = copies.memory();
+      attention.backward(test::inputs_of(c, data, memory), test::outputs_of(c, data, results, memory));
+      driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
+      copies.fetch();
+      EXPECT_LE(test::error_of(c, results, expected), 1);
+      if (first) {
+        EXPECT_EQ(results.dq.bytes(), first->dq.bytes());
+        EXPECT_EQ(results.dk.bytes(), first->dk.bytes());
+        EXPECT_EQ(results.dv.bytes(), first->dv.bytes());
+      }
+      first = std::move(results);
+    }
+  }
+
+  static AttentionConfig asks(MaxLogit max_logit, bool deterministic) {
+    AttentionConfig config;
+    config.statistics = {.max_logit = max_logit, .entropy = true, .entropy_gradient = true, .max_logit_gradient = true};
+    config.deterministic = deterministic;
+    return config;
+  }
+};
+
+TEST_F(GpuStatisticsGradients, OfSmallCalls) {
+  for (StatisticsGradientCase c : test::statistics_gradient_cases()) {
+    expect_right(c);
+    c.kernel = {};
+    expect_right(c);
+  }
+}
+
+TEST_F(GpuStatisticsGradients, OfEveryDtypeAndHeadDim) {
+  for (const bool deterministic : {false, true}) {
+    for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+      for (const std::int64_t d : {64, 96, 128, 192, 256}) {
+        for (const bool causal : {false, true}) {
+          expect_right({{"plain", attention_of(dtype, {2, 4, 2, 333, 517, d, d}, causal),
+                         asks(MaxLogit::softmax, deterministic)}});
+        }
+      }
+    }
+  }
+}
+
+TEST_F(GpuStatisticsGradients, OfFunctionsMasksWindowsAndSinks) {
+  for (const bool deterministic : {false, true}) {
+    for (const std::int64_t d : {64, 128}) {
+      for (const test::VariantChoice& choice : test::variant_choices()) {
+        // A fast tanh may change which of two near logits is the greater.
+        StatisticsGradientCase c{
+            {choice.name, attention_of(DType::f16, {2, 4, 2, 200, 333, d, d}, true), choice.config}};
+        c.of.config.statistics = asks(MaxLogit::scaled, deterministic).statistics;
+        c.of.config.deterministic = deterministic;
+        expect_right(c);
+      }
+    }
+  }
+}
+
+TEST_F(GpuStatisticsGradients, OfPackedBatchesAndDropout) {
+  for (const bool deterministic : {false, true}) {
+    for (const std::int64_t d : {64, 128}) {
+      StatisticsGradientCase packed{{"packed", attention_of(DType::f16, {1, 4, 2, 900, 1000, d, d}, true),
+                                     asks(MaxLogit::softmax, deterministic)}};
+      packed.of.cu_q = {5, 300, 300, 431, 890};
+      packed.of.cu_kv = {0, 420, 440, 440, 1000};
+      packed.of.config.varlen = true;
+      expect_right(packed);
+      StatisticsGradientCase drops{{"dropout", attention_of(DType::f16, {2, 4, 2, 200, 333, d, d}, true),
+                                    asks(MaxLogit::softmax, deterministic)}};
+      drops.of.config.dropout = 0.25F;
+      expect_right(drops);
+    }
   }
 }
 

@@ -260,6 +260,16 @@ void add_statistics_options(CLI::App& command, Statistics* statistics) {
       ->group(group);
 }
 
+void add_statistics_gradient_options(CLI::App& command, Statistics* statistics) {
+  const std::string group = "Statistics";
+  command.add_flag("--entropy-gradient", statistics->entropy_gradient, "Backward: a gradient of --entropy is given")
+      ->group(group);
+  command.add_flag("--max-logit-gradient", statistics->max_logit_gradient, "Backward: likewise of --max-logit")
+      ->group(group);
+  command.add_flag("--column-sums-gradient", statistics->column_sums_gradient, "Backward: likewise of --column-sums")
+      ->group(group);
+}
+
 void add_invariance_option(CLI::App& command, Invariance* invariance) {
   const Choices<Invariance> choices{
       {"none", Invariance::none}, {"batch", Invariance::batch}, {"rows", Invariance::rows}};

@@ -51,6 +51,8 @@ void add_o_dtype_option(CLI::App& command, std::optional<DType>* o_dtype);
 void add_key_scales_options(CLI::App& command, bool* key_scales, bool* value_scales, bool* precise);
 /// Adds --max-logit, --max-logit-by-head, --entropy, --column-sums and --top-keys.
 void add_statistics_options(CLI::App& command, Statistics* statistics);
+/// Those that a backward is given gradients of.
+void add_statistics_gradient_options(CLI::App& command, Statistics* statistics);
 
 /// Adds --invariance.
 void add_invariance_option(CLI::App& command, Invariance* invariance);

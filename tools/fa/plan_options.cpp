@@ -100,6 +100,7 @@ void add_plan_options(CLI::App& command, PlanOptions* options) {
   command.add_flag("--bounded", options->shape.bounded, "Calls leave multiprocessors to others")->group(group);
   add_invariance_option(command, &options->invariance);
   add_statistics_options(command, &options->statistics);
+  add_statistics_gradient_options(command, &options->statistics);
   add_packed_options(command, &options->packed);
   add_causal_align_option(command, &options->causal_align);
   add_variant_options(command, &options->variant);

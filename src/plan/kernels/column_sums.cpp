@@ -21,12 +21,15 @@ constexpr Field kFields[] = {
     field<&SpecHead::tile_n>("tile_n").as("kTileN", "keys of a thread block"),
     field<&SpecHead::warps>("warps").as("kWarps"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
+    field<&ColumnSumsPass::one_buffer>("one_buffer").when_set().as("kOneBuffer", "of query rows"),
+    launched("row_buffers", "Buffers of query rows, 1 or 2"),
 };
+static_assert(is_complete<ColumnSumsPass>(kFields));
 
-/// Two buffers of query rows, and one of keys. Rows are an odd number of 16 bytes apart.
+/// One or two buffers of query rows, and one of keys. Rows are an odd number of 16 bytes apart.
 int bytes_of_tiles(const KernelSpec& spec) {
   const int pitch = (spec.d_qk * static_cast<int>(size_of(spec.dtype)) / 16 | 1) * 16;
-  return (2 * spec.tile_m + spec.tile_n) * pitch;
+  return ((spec.as<ColumnSumsPass>().one_buffer ? 1 : 2) * spec.tile_m + spec.tile_n) * pitch;
 }
 
 constexpr Kernel kKernel{
@@ -44,12 +47,15 @@ constexpr Kernel kKernel{
 
 struct Tile {
   int tile_m, tile_n, warps;
+  bool one_buffer = false;
 };
 // In order of preference; the first that fits is taken. Two tiles of 16 rows a warp use every fragment of K twice.
 // Blocks of more keys read fewer rows in all, where as many of them fit in a multiprocessor.
 constexpr std::array kTiles{Tile{128, 128, 4}, Tile{128, 64, 4}, Tile{64, 64, 4},
                             Tile{64, 32, 4},   Tile{32, 32, 2},  Tile{16, 16, 1}};
 constexpr std::size_t kFirst32Bit = 3;  // whose products take more registers
+// Where shared memory leaves room for one block of four warps: two for each scheduler.
+constexpr Tile kEightWarps{256, 128, 8, true};
 
 /// Up to the two that registers leave room for.
 int blocks_of_multiprocessor(const KernelSpec& spec) {
@@ -60,6 +66,18 @@ void take(KernelSpec& spec, const Tile& tile) {
   spec.tile_m = tile.tile_m;
   spec.tile_n = tile.tile_n;
   spec.warps = tile.warps;
+  spec.as<ColumnSumsPass>().one_buffer = tile.one_buffer;
+}
+
+/// Whether a block of eight warps is taken; copies that wait in registers would not be hidden.
+bool takes_eight_warps(const Problem& problem, KernelSpec& spec, int blocks) {
+  const int wanted = problem.sum_buffers;
+  take(spec, kEightWarps);
+  const bool may = problem.dtype != DType::f32 && spec.arch.major >= 8 && blocks_of_multiprocessor(spec) > 0;
+  if (wanted == 1 && !may) {
+    support::throw_unsupported("kernel.text", "row_buffers=1", "row_buffers=2 for this dtype, head_dim and device");
+  }
+  return may && (wanted == 1 || (wanted != 2 && blocks == 1));
 }
 
 constexpr int kTopKeysWarps = 16;
@@ -142,6 +160,7 @@ KernelSpec column_sums_spec(const Problem& problem) {
   spec.varlen = problem.varlen;
   take(spec, kTiles[1]);
   const int blocks = std::max(blocks_of_multiprocessor(spec), 1);
+  if (takes_eight_warps(problem, spec, blocks)) return spec;
   for (std::size_t i = problem.dtype == DType::f32 ? kFirst32Bit : 0; i < kTiles.size(); ++i) {
     take(spec, kTiles[i]);
     if (blocks_of_multiprocessor(spec) >= (i == 0 ? blocks : 1)) return spec;

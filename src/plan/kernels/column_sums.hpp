@@ -7,6 +7,8 @@ struct Kernel;
 
 /// P summed over rows, by the log-sum-exp of a forward.
 struct ColumnSumsPass {
+  bool one_buffer = false;  ///< of query rows, so that twice as many warps find room
+
   static const Kernel& kernel() noexcept;
   friend bool operator==(const ColumnSumsPass&, const ColumnSumsPass&) = default;
 };

@@ -60,6 +60,8 @@ constexpr Field kBackwardPreprocessFields[] = {
     field<&SpecHead::warps>("warps").as("kWarps"),
     derived("kOverlaps", overlaps_others, "with kernels before or behind it"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
+    field<&SpecHead::entropy>("entropy").when_set().as("kEntropyGradient"),
+    field<&SpecHead::column_sums>("column_sums").when_set().as("kColumnSumsGradient"),
 };
 constexpr Kernel kBackwardPreprocess{
     .name = "backward_preprocess",
@@ -67,6 +69,7 @@ constexpr Kernel kBackwardPreprocess{
     .unit = {.header = "common/backward_preprocess.cuh",
              .params = "BackwardParams",
              .variant_params = "BackwardVariantParams",
+             .statistics_params = "BackwardStatisticsParams",
              .function = "kernel::backward_preprocess"},
     .fields = kBackwardPreprocessFields,
 };

@@ -39,6 +39,9 @@ constexpr Field kFields[] = {
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
     field<&SpecHead::bounded>("bounded").when_set().as("kBounded", "blocks go on from tile to tile"),
     field<&SpecHead::place_in_memory>("place_in_memory").when_set().as("kPlaceInMemory"),
+    field<&SpecHead::entropy>("entropy").when_set().as("kEntropyGradient"),
+    field<&SpecHead::max_logit>("max_logit").when_above_0().as("kMaxLogitGradient", "2: of the scaled scores"),
+    field<&SpecHead::column_sums>("column_sums").when_set().as("kColumnSumsGradient"),
 };
 static_assert(is_complete<Sm80Backward>(kFields));
 
@@ -56,6 +59,9 @@ constexpr Field kDqFields[] = {
     field<&SpecHead::dropout>("dropout").when_set().as("kDropout"),
     field<&SpecHead::bounded>("bounded").when_set().as("kBounded", "blocks go on from tile to tile"),
     field<&SpecHead::place_in_memory>("place_in_memory").when_set().as("kPlaceInMemory"),
+    field<&SpecHead::entropy>("entropy").when_set().as("kEntropyGradient"),
+    field<&SpecHead::max_logit>("max_logit").when_above_0().as("kMaxLogitGradient", "2: of the scaled scores"),
+    field<&SpecHead::column_sums>("column_sums").when_set().as("kColumnSumsGradient"),
 };
 static_assert(is_complete<Sm80BackwardDq>(kDqFields));
 
@@ -66,6 +72,7 @@ constexpr Kernel kKernel{
     .unit = {.header = "sm80/sm80_backward.cuh",
              .params = "BackwardParams",
              .variant_params = "BackwardVariantParams",
+             .statistics_params = "BackwardStatisticsParams",
              .function = "sm80::backward",
              .room = "sm80::Backward",
              .part = expression::Part::gradients},
@@ -82,6 +89,7 @@ constexpr Kernel kDqKernel{
     .unit = {.header = "sm80/sm80_backward_dq.cuh",
              .params = "BackwardParams",
              .variant_params = "BackwardVariantParams",
+             .statistics_params = "BackwardStatisticsParams",
              .function = "sm80::backward_dq",
              .room = "sm80::BackwardDq",
              .part = expression::Part::slopes},

@@ -137,23 +137,42 @@ void Arguments::set_cache(fa_config* config) {
 }
 
 void Arguments::spoil_fields(fa_config& value) {
-  for (std::int32_t* const field : {&value.head_dim,        &value.head_dim_v,
-                                    &value.dtype,           &value.has_scale,
-                                    &value.causal,          &value.causal_align,
-                                    &value.deterministic,   &value.compile,
-                                    &value.host_f64,        &value.tune,
-                                    &value.varlen,          &value.zero_padding,
-                                    &value.check_sequences, &value.sink,
-                                    &value.has_window_left, &value.has_window_right,
-                                    &value.accumulate,      &value.invariance,
-                                    &value.has_o_dtype,     &value.o_dtype,
-                                    &value.has_k_dtype,     &value.k_dtype,
-                                    &value.has_v_dtype,     &value.v_dtype,
-                                    &value.group_size,      &value.key_scales,
-                                    &value.value_scales,    &value.precise,
-                                    &value.max_logit,       &value.max_logit_by_head,
-                                    &value.entropy,         &value.column_sums,
-                                    &value.top_keys}) {
+  for (std::int32_t* const field : {&value.head_dim,
+                                    &value.head_dim_v,
+                                    &value.dtype,
+                                    &value.has_scale,
+                                    &value.causal,
+                                    &value.causal_align,
+                                    &value.deterministic,
+                                    &value.compile,
+                                    &value.host_f64,
+                                    &value.tune,
+                                    &value.varlen,
+                                    &value.zero_padding,
+                                    &value.check_sequences,
+                                    &value.sink,
+                                    &value.has_window_left,
+                                    &value.has_window_right,
+                                    &value.accumulate,
+                                    &value.invariance,
+                                    &value.has_o_dtype,
+                                    &value.o_dtype,
+                                    &value.has_k_dtype,
+                                    &value.k_dtype,
+                                    &value.has_v_dtype,
+                                    &value.v_dtype,
+                                    &value.group_size,
+                                    &value.key_scales,
+                                    &value.value_scales,
+                                    &value.precise,
+                                    &value.max_logit,
+                                    &value.max_logit_by_head,
+                                    &value.entropy,
+                                    &value.column_sums,
+                                    &value.top_keys,
+                                    &value.entropy_gradient,
+                                    &value.max_logit_gradient,
+                                    &value.column_sums_gradient}) {
     spoil(field);
   }
   for (std::int64_t* const field : {&value.window_left, &value.window_right, &value.chunk, &value.page_size}) {
@@ -216,6 +235,9 @@ GivenConfig Arguments::config(bool host) {
     value.entropy = random_.one_in(2);
     value.column_sums = static_cast<std::int32_t>(random_.below(3));
     if (random_.one_in(2)) value.top_keys = static_cast<std::int32_t>(1 + random_.below(random_.one_in(4) ? 1024 : 20));
+    value.entropy_gradient = value.entropy != 0 && random_.one_in(2);
+    value.column_sums_gradient = value.column_sums != 0 && random_.one_in(2);
+    value.max_logit_gradient = value.max_logit != 0 && value.max_logit_by_head == 0 && random_.one_in(2);
   }
   value.debug = random_.one_in(6);
   set_cache(&value);
@@ -646,10 +668,15 @@ void Arguments::set_statistics(const GivenConfig& config, const Sizes& given, co
     outputs->top_keys = tensor(FA_I32, {given.b, heads, std::clamp(config.seen.top_keys, 0, 4096)}, Use::output, false);
     if (random_.one_in(2)) return;
   }
-  if ((config.seen.column_sums != 0) == bad()) return;
+  if ((config.seen.column_sums != 0) != bad()) outputs->column_sums = column_sums(config, given, k, Use::output);
+}
+
+const fa_tensor* Arguments::column_sums(const GivenConfig& config, const Sizes& given, const fa_tensor& k, Use use) {
+  const std::int32_t dtype = statistic_dtype(config.seen);
+  const std::int64_t heads = config.seen.column_sums == FA_COLUMN_SUMS_KV_HEADS ? given.h_kv : given.h_q;
   const std::int64_t keys = k.rank == 4 ? k.shape[2] : k.shape[0];
-  outputs->column_sums = config.seen.varlen != 0 ? tensor(dtype, {heads, keys}, Use::output, false)
-                                                 : tensor(dtype, {given.b, heads, keys}, Use::output, false);
+  return config.seen.varlen != 0 ? tensor(dtype, {heads, keys}, use, false)
+                                 : tensor(dtype, {given.b, heads, keys}, use, false);
 }
 
 BackwardArguments Arguments::backward(const GivenConfig& config) {
@@ -670,6 +697,10 @@ BackwardArguments Arguments::backward(const GivenConfig& config) {
   inputs.tiles = tiles();
   inputs.place = place(given);
   inputs.max_multiprocessors = multiprocessors();
+  if ((config.seen.entropy_gradient != 0) != bad()) inputs.entropy = statistic(config, given, Use::input);
+  if ((config.seen.entropy_gradient != 0) != bad()) inputs.dentropy = statistic(config, given, Use::input);
+  if ((config.seen.max_logit_gradient != 0) != bad()) inputs.dmax_logit = statistic(config, given, Use::input);
+  if ((config.seen.column_sums_gradient != 0) != bad()) inputs.dcolumn_sums = column_sums(config, given, k, Use::input);
   fa_backward_outputs outputs{};
   outputs.dq = heads_tensor(config, given, false, false, Use::output);
   outputs.dk = heads_tensor(config, given, true, false, Use::output);

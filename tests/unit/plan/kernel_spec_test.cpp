@@ -45,6 +45,7 @@ constexpr Mutation kMutations[] = {
     {"max_logit", [](KernelSpec& spec) { spec.max_logit = 2; }},
     {"max_logit_by_head", [](KernelSpec& spec) { spec.max_logit_by_head = true; }},
     {"entropy", [](KernelSpec& spec) { spec.entropy = true; }},
+    {"column_sums", [](KernelSpec& spec) { spec.column_sums = true; }},
     {"bounded", [](KernelSpec& spec) { spec.bounded = !spec.bounded; }},
     {"place_in_memory", [](KernelSpec& spec) { spec.place_in_memory = !spec.place_in_memory; }},
     {"variants", [](KernelSpec& spec) { spec.variants.sink = true; }},
@@ -71,13 +72,13 @@ KernelSpec some_spec() {
 TEST(KernelSpec, MutationsCoverEveryFieldOfTheHead) {
   const auto& [arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages, warps_n,
                pack_gqa, split, write_dq, without_dk, without_dv, varlen, dropout, page_size, accumulate, max_logit,
-               max_logit_by_head, entropy, bounded, place_in_memory, variants, debug, min_blocks] =
+               max_logit_by_head, entropy, column_sums, bounded, place_in_memory, variants, debug, min_blocks] =
       static_cast<const SpecHead&>(some_spec());
   const auto count = [](const auto&... fields) { return sizeof...(fields); };
   EXPECT_EQ(std::size(kMutations),
             count(arch, dtype, d_qk, d_v, causal, positive_scale, aligned, tile_m, tile_n, warps, stages, warps_n,
                   pack_gqa, split, write_dq, without_dk, without_dv, varlen, dropout, page_size, accumulate, max_logit,
-                  max_logit_by_head, entropy, bounded, place_in_memory, variants, debug, min_blocks));
+                  max_logit_by_head, entropy, column_sums, bounded, place_in_memory, variants, debug, min_blocks));
 }
 
 TEST(KernelSpec, MembersAreCounted) {
