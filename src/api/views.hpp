@@ -69,8 +69,8 @@ bool overlaps_itself(const TensorView& view) noexcept;
 /// Views that check_memory refuses are said to overlap.
 bool overlap(const TensorView& a, const TensorView& b) noexcept;
 
-/// Of a call with everything: 8 inputs, what is captured, 4 arrays of lengths, 3 of a cache, the state of dropout and a
-/// place.
+/// Of a backward with everything: 12 inputs, what is captured, 4 arrays of lengths, the state of dropout and a place.
+/// A forward has 8 inputs, and 3 arrays of a cache.
 inline constexpr std::size_t kMostTensors = Captures::kMax + 18;
 
 inline constexpr std::size_t kMostArrays = 8;

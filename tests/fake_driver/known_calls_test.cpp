@@ -494,6 +494,12 @@ TEST_F(KnownCalls, AreAlikeInEveryMember) {
   });
   expect_told_apart(full_call<Backward>(), [](Backward& call, std::vector<std::function<void()>>& changes) {
     changes.emplace_back([&call] { call.outputs.captures = {{"slope", call.inputs.q}}; });
+    const TensorView view(at(std::uintptr_t{1} << 40), DType::f32, {2});
+    StatisticsGradients& statistics = call.inputs.statistics;
+    for (TensorView* const other :
+         {&statistics.entropy, &statistics.dentropy, &statistics.dmax_logit, &statistics.dcolumn_sums}) {
+      changes.emplace_back([other, view] { *other = view; });
+    }
   });
 }
 
