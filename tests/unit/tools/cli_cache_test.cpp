@@ -2,9 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <array>
-#include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -21,6 +18,7 @@
 #include "plan/backward.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
+#include "run_program.hpp"
 #include "tests/support/posix_names.hpp"
 #include "tests/unit/cache/support.hpp"
 
@@ -30,20 +28,11 @@ namespace {
 using cache::testing::TemporaryDirectory;
 namespace fs = std::filesystem;
 
-struct Result {
-  int status = -1;
-  std::string output;
-};
+using Result = test::Ran;
 
 /// Runs `fa ARGUMENTS`; what it prints on standard error is part of the output.
 Result run(const std::string& arguments) {
-  Result result;
-  FILE* pipe = popen((std::string(FA_CLI) + " " + arguments + " 2>&1").c_str(), "r");
-  std::array<char, 4096> buffer{};
-  while (const std::size_t count = fread(buffer.data(), 1, buffer.size(), pipe))
-    result.output.append(buffer.data(), count);
-  result.status = WEXITSTATUS(pclose(pipe));
-  return result;
+  return test::run_program(FA_CLI, arguments);
 }
 
 bool contains(const std::string& text, const std::string& part) {
@@ -175,7 +164,7 @@ TEST_F(CliCacheTest, WhyTellsWhatServesInTheirPlace) {
   EXPECT_EQ(cache_command(question + "sm_87").status, 1);
 
   // Who names a target gets that target's kernel, here from no compiler.
-  setenv("FA_CACHE_PACKS", pack.c_str(), 1);
+  setenv("FA_CACHE_PACKS", pack.string().c_str(), 1);
   setenv("FA_NVRTC_PATH", "/nonexistent", 1);
   for (const auto& [arch, status] : {std::pair("sm_86", 1), std::pair("sm_80", 0)}) {
     const Result compile =

@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <array>
-#include <cstdio>
 #include <fstream>
 #include <iterator>
 #include <optional>
@@ -12,7 +10,7 @@
 #include "compile/compiler.hpp"
 #include "plan/planner.hpp"
 #include "render/templates.hpp"
-#include "tests/support/posix_names.hpp"
+#include "run_program.hpp"
 #include "tests/unit/cache/support.hpp"
 #include "tune/bucket.hpp"
 #include "tune/record.hpp"
@@ -65,13 +63,11 @@ class CliCarry : public testing::Test {
                             tune::kMethod,
                             {{problem_, {canonical(spec_), digest}, 0.75}, {"s_q=7 rubbish", {"x", digest}}}};
     write(directory_ / "table.json", tune::write_table(table));
-    const std::string command = std::string(FA_CLI) + " tune --carry '" + old_.string() + "' --table '" +
-                                (directory_ / "table.json").string() + "' --output '" +
-                                (directory_ / "carried.json").string() + "' 2>&1";
-    FILE* pipe = popen(command.c_str(), "r");
-    std::array<char, 4096> buffer{};
-    while (const std::size_t count = fread(buffer.data(), 1, buffer.size(), pipe)) output->append(buffer.data(), count);
-    if (pclose(pipe) != 0) return std::nullopt;
+    const test::Ran ran = test::run_program(FA_CLI, "tune --carry '" + old_.string() + "' --table '" +
+                                                        (directory_ / "table.json").string() + "' --output '" +
+                                                        (directory_ / "carried.json").string() + "'");
+    *output += ran.output;
+    if (ran.status != 0) return std::nullopt;
     std::ifstream file(directory_ / "carried.json", std::ios::binary);
     std::string problem;
     return tune::read_table(std::string{std::istreambuf_iterator<char>(file), {}}, &problem);
@@ -127,7 +123,7 @@ TEST_F(CliCarry, AnotherInstructionIsAnotherKernel) {
 
 TEST_F(CliCarry, WhatCannotBeReadIsSaid) {
   const auto fails = [](const std::string& arguments) {
-    return std::system((std::string(FA_CLI) + " tune " + arguments + " >/dev/null 2>&1").c_str()) != 0;
+    return test::run_program(FA_CLI, "tune " + arguments).status > 0;
   };
   write(directory_ / "table.json", "{}");
   EXPECT_TRUE(fails("--carry '" + old_.string() + "'"));

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "run_program.hpp"
 #include "support/attention_case.hpp"
 #include "support/paged_case.hpp"
 #include "support/variant_case.hpp"
@@ -46,9 +47,10 @@ class RunCommand : public testing::Test {
   /// Whether `fa run` on `tensors` succeeds.
   bool run(const std::map<std::string, Tensor>& tensors, const std::string& options) const {
     tools::write_safetensors(path("in"), tensors);
-    const std::string command = std::string(FA_TEST_CLI) + " run --device host --input " + path("in") + " --output " +
-                                path("out") + " " + options + " >" + path("log") + " 2>&1";
-    return std::system(command.c_str()) == 0;
+    const Ran ran = run_program(
+        FA_TEST_CLI, "run --device host --input '" + path("in") + "' --output '" + path("out") + "' " + options);
+    std::ofstream(path("log"), std::ios::binary) << ran.output;
+    return ran.status == 0;
   }
 
   void expect_written(const char* name, const TensorView& expected, double allowed) const {
