@@ -3,7 +3,6 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <latch>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -11,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "latch.hpp"
 #include "support.hpp"
 #include "tests/support/posix_names.hpp"
 
@@ -69,7 +69,7 @@ TEST(Store, ABuilderFindsItsOwnKeyBusy) {
 TEST(Store, WhoMustNotWaitFindsAKeyOfOthersBusy) {
   const Key key = make_key();
   Store store(StoreOptions{});
-  std::latch started(1), asked(1);
+  testing::Latch started(1), asked(1);
   std::jthread leader([&] {
     store.get(key, [&] {
       started.count_down();
@@ -133,7 +133,7 @@ TEST(Store, SixteenThreadsBuildOnce) {
   Store store({directory.path(), nullptr});
   const Key key = make_key();
   constexpr int kThreads = 16;
-  std::latch start(kThreads);
+  testing::Latch start(kThreads);
   std::atomic<int> builds{0};
   std::vector<std::shared_ptr<const Entry>> entries(kThreads);
   const auto slow = [&] {
