@@ -68,6 +68,7 @@ int main(int argc, char** argv) {
   try {
     CLI::App app{"fa: exact attention by kernels that are rendered, compiled and cached at run time", "fa"};
     app.set_version_flag("--version", std::string("fa ") + fa::version());
+    app.allow_windows_style_options(false);  // /a/b is a path on every system
     app.require_subcommand(1);
     int exit_code = fa::cli::kSuccess;
     fa::support::log_enabled(fa::LogLevel::warning);  // an unknown FA_LOG is told before all else
