@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # Several versions of NVRTC from PyPI: kernels of every family, and what the store makes of two compilers. Needs no GPU.
+#
+#   tools/nvrtc_tests.sh [ARGUMENTS...]    of tools/nvrtc_versions.py: --whole compiles all kernels of the long lists
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tools/lib.sh
@@ -7,7 +9,7 @@ source tools/lib.sh
 install_packages
 cmake --preset release -DBUILD_SHARED_LIBS=ON -DFA_PRECOMPILE=ON >/dev/null
 cmake --build build/release -j "$jobs" --target fa_spec_cubins fa_cli
-tools/nvrtc_versions.py --jobs "$jobs" --json build/nvrtc.json --markdown build/nvrtc.md
+tools/nvrtc_versions.py "$@" --jobs "$jobs" --json build/nvrtc.json --markdown build/nvrtc.md
 cat build/nvrtc.md
 
 say "the store's policy, with two compilers"
