@@ -39,7 +39,7 @@ cmake --preset "$preset" >"build/configure-$preset.log" 2>&1 || { cat "build/con
 cmake --build "build/$preset" -j "$jobs" --target "${targets[@]}"
 cp -u "build/$preset"/libfa.* "build/$preset/tests/c_abi/" 2>/dev/null || true
 
-passed=0 failed=0 skipped=0 failures=()
+passed=0 failed=0 skipped=0 ended=0 failures=()
 # Adds what a program of GoogleTest counted, which runs in a part for each core. The output of a part ends with the
 # numbers; none means that it did not end.
 run_tests() {  # run_tests NAME PROGRAM
@@ -58,13 +58,15 @@ run_tests() {  # run_tests NAME PROGRAM
 
 count_tests() {  # count_tests NAME STATUS LOG
   local some
-  some=$(sed -n -E 's/^\[  PASSED  \] ([0-9]+) tests?.*/\1/p' "$3")
+  # The last line: tests may print what programs of tests that they start have said.
+  some=$(sed -n -E 's/^\[  PASSED  \] ([0-9]+) tests?.*/\1/p' "$3" | tail -1)
   passed=$((passed + ${some:-0}))
-  some=$(sed -n -E 's/^\[  SKIPPED \] ([0-9]+) tests?.*/\1/p' "$3" | head -1)
+  some=$(sed -n -E 's/^\[  SKIPPED \] ([0-9]+) tests?.*/\1/p' "$3" | tail -1)
   skipped=$((skipped + ${some:-0}))
   some=$(sed -n -E 's/^\[  FAILED  \] ([A-Za-z]\S*\.\S+)( \(.*|)$/\1/p' "$3" | sort -u)
   [[ -z "$some" ]] || mapfile -t -O "${#failures[@]}" failures <<<"$some"
-  if (($2 != 0)); then
+  ended=$((ended + 1))
+  if (($2 != 0)) || [[ -z "$(grep -E '^\[=+\].*ran' "$3")" ]]; then
     failed=$((failed + 1)) failures+=("$1 (status $2)")
     tail -n 40 "$3"
   fi
@@ -76,6 +78,9 @@ say "tests: $preset"
 for room in "${rooms[@]}"; do
   run_tests "$room" "build/$preset/tests/unit/${room/cli/tools}/fa_unit_$room$suffix"
 done
+
+# An error of this script's own would leave programs out.
+((ended == ${#rooms[@]} * jobs)) || { echo "$preset: $ended parts ended, not $((${#rooms[@]} * jobs))" >&2 && exit 1; }
 
 check_run() {  # check_run NAME COMMAND...
   local name=$1

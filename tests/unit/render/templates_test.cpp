@@ -49,6 +49,7 @@ std::string report_with(const fs::path& directory) {
   const std::string command = program + " --gtest_filter=TemplatesChild.Reports 2>&1";
   setenv("FA_TEMPLATE_DIR", directory.string().c_str(), 1);
   setenv(kReportVariable, "1", 1);
+  for (const char* name : {"GTEST_TOTAL_SHARDS", "GTEST_SHARD_INDEX"}) unsetenv(name);  // the child has one test to run
   FILE* pipe = popen(command.c_str(), "r");
   unsetenv("FA_TEMPLATE_DIR");
   unsetenv(kReportVariable);
