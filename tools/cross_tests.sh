@@ -98,7 +98,7 @@ check_run cli "${run[@]}" "build/$preset/tools/fa$suffix" render --arch sm_90a -
 native=build/release/tools/fa
 pack=build/$preset/native.fapack
 grid=(--arch sm_80 --head-dim 64 --dtype bf16 --causal yes --shapes prefill)
-if [[ -x "$native" ]] && "$native" pack "$pack" "${grid[@]}" --directory "build/$preset/native-cache" >/dev/null 2>&1; then
+if [[ -x "$native" ]] && "$native" pack "$pack" "${grid[@]}" --force --directory "$PWD/build/$preset/native-cache" >/dev/null 2>&1; then
   check_run pack env FA_NVRTC_PATH=/nonexistent "${run[@]}" "build/$preset/tools/fa$suffix" cache verify --pack "$pack"
 else
   echo "skip: pack (build/release has no fa, or there is no NVRTC)" && skipped=$((skipped + 1))

@@ -13,7 +13,7 @@ tools/nvrtc_versions.py "$@" --jobs "$jobs" --json build/nvrtc.json --markdown b
 cat build/nvrtc.md
 
 say "the store's policy, with two compilers"
-store=build/nvrtc-store
+store=$PWD/build/nvrtc-store  # the store takes no relative folder
 rm -rf "$store"
 problem=(--arch sm_80 --head-dim 64 --dtype bf16 --causal yes --directory "$store")
 by() {  # by VERSION POLICY
