@@ -234,13 +234,13 @@ def main():
         count = collections.Counter(item["outcome"] for item in results[version])
         print(f"NVRTC {version}: " + ", ".join(f"{number} {name}" for name, number in sorted(count.items())) +
               f"{pairs}; {cpu_seconds() - before:.0f} s of CPU time", flush=True)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(results, indent=1))
+        if arguments.markdown:
+            arguments.markdown.write_text(table(results) + "\n" + spilling(results))
         for item in results[version]:
             if item["outcome"] == "failed":
                 print(f"  failed: {item['spec']}\n    {item['error']}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1))
-    if arguments.markdown:
-        arguments.markdown.write_text(table(results) + "\n" + spilling(results))
     failed = sum(item["outcome"] == "failed" for items in results.values() for item in items)
     served = sum(item["outcome"] in ("clean", "spills") for items in results.values() for item in items)
     print(f"nvrtc: {served} passed, {failed} failed")
