@@ -35,7 +35,8 @@ constexpr std::int64_t kManyDiagonals = 2048;  // keys, measured on an H200
 constexpr int kAffineProductHeadDim = 96;
 constexpr int kExactMaxHeadDim = 112;
 constexpr int kMaxOwnPartsHeadDim = 192;  // of wider heads what finds parts spills
-constexpr int kMostValueDimOfTwo = 192;   // an instruction's part of O: of 128 registers, which a thread starts with
+constexpr int kMostColumnsOfFew = 192;  // an instruction's part of S or O: of 128 registers, which a thread starts with
+constexpr int kThreadsWithFew = 512;    // of a multiprocessor, from which on they do
 constexpr std::int64_t kFewestSplitsOfARequest = 8;
 constexpr std::size_t kMaxSpecs = 4;
 constexpr int kMostClusterHeadDim = 128;      // up to which it was measured
@@ -467,7 +468,8 @@ int sm90_forward_shared_bytes(const KernelSpec& spec) {
 
 bool sm90_forward_has_two_blocks(const Problem& problem, const KernelSpec& spec) {
   constexpr int kReserved = 1024;  // of each block, by the driver
-  return consumers(spec) == 1 && spec.d_v <= kMostValueDimOfTwo && may_have_two_blocks(problem, by_parts(spec)) &&
+  return consumers(spec) == 1 && std::max(spec.tile_n, spec.d_v) <= kMostColumnsOfFew &&
+         may_have_two_blocks(problem, by_parts(spec)) &&
          2 * (sm90::shared_layout(shape_of(spec)).bytes + kReserved) <= limits(problem.arch).shared_per_sm;
 }
 
@@ -516,6 +518,11 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
   if (registers > offered) {
     return fmt::format("tile_m = {}, tile_n = {} hold {} registers of fragments a thread; at most {} fit", spec.tile_m,
                        spec.tile_n, registers, offered);
+  }
+  const int threads = shape_of(spec).threads() * spec.min_blocks;
+  if (threads >= kThreadsWithFew && std::max(spec.tile_n, spec.d_v) > kMostColumnsOfFew) {
+    return fmt::format("tile_m = {}, tile_n = {}: of {} threads the registers fit {} columns of S or O, not {}",
+                       spec.tile_m, spec.tile_n, threads, kMostColumnsOfFew, std::max(spec.tile_n, spec.d_v));
   }
   if (spec.page_size != 0) {
     const int box = rows_together(spec.page_size, spec.tile_n);

@@ -151,5 +151,22 @@ TEST(Sm90ForwardCompile, FewRowsOfUnequalHeadDims) {
   }
 }
 
+/// An instruction has as many columns as the registers that threads start with allow: else ptxas gives up.
+TEST(Sm90ForwardCompile, TheWidestTiles) {
+  plan::Problem problem = problem_of({64, 64, DType::f16, false});
+  problem.dropout = true;
+  const plan::Fixed drawn{{"tile_m", 128}, {"tile_n", 192}, {"stages", 2}};
+  const plan::KernelSpec draws = plan::plan_forward(problem, drawn).kernel;
+  EXPECT_NO_THROW((void)compile::compile(render::render(draws), draws.arch)) << canonical(draws);
+  problem = problem_of({32, 32, DType::f16, false});
+  problem.s_q = 1;
+  for (const int tile_n : {192, 208, 224}) {
+    const plan::Fixed wide{{"tile_m", 64}, {"tile_n", tile_n}, {"stages", 2}, {"q_buffers", 1}};
+    const plan::KernelSpec spec = plan::plan_forward(problem, wide).kernel;
+    EXPECT_EQ(spec.tile_n, tile_n);
+    EXPECT_NO_THROW((void)compile::compile(render::render(spec), spec.arch)) << canonical(spec);
+  }
+}
+
 }  // namespace
 }  // namespace fa

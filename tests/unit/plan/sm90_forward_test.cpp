@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/candidates.hpp"
 #include "plan/early_start.hpp"
 #include "plan/planner.hpp"
 #include "plan/schedule.hpp"
@@ -42,8 +43,8 @@ void expect_fits(const KernelSpec& spec) {
   constexpr int kRegisters[] = {255, 232, 160, 112}, kRegistersOfTwo = 216;
   EXPECT_LE(sm90_forward_registers(spec) + 24, spec.min_blocks == 2 ? kRegistersOfTwo : kRegisters[warpgroups - 1]);
   EXPECT_LE(spec.min_blocks * (shared_bytes(spec) + 1024), limits(spec.arch).shared_per_sm);
-  // Before setmaxnreg a thread of two blocks has 128 registers, in which ptxas fits 96 of O and what a wgmma reads.
-  EXPECT_TRUE(spec.min_blocks == 1 || spec.d_v <= 192);
+  // Before setmaxnreg each of 512 threads has 128 registers, in which ptxas fits 96 of S or O and what a wgmma reads.
+  EXPECT_TRUE(spec.min_blocks * spec.threads() < 512 || std::max(spec.tile_n, spec.d_v) <= 192);
   const int d = std::max(spec.d_qk, spec.d_v);
   const bool drifts = warpgroups == 4 && spec.as<Sm90Forward>().skips_hidden && spec.as<Sm90Forward>().q_buffers == 2;
   EXPECT_EQ(spec.as<Sm90Forward>().take_turns,
@@ -628,6 +629,28 @@ TEST(Sm90ForwardPlan, DrawsWhereRegistersAreLeft) {
   }
 }
 
+// What a thread starts with is 128 registers where there are 512: of two blocks, or with a warpgroup that draws.
+TEST(Sm90ForwardPlan, InstructionsFitWhatThreadsStartWith) {
+  const Fixed wide{{"tile_m", 64}, {"tile_n", 208}, {"stages", 2}, {"q_buffers", 1}};
+  Problem few = problem_of(32, 32, false, 1);
+  few.h_kv = 2;
+  const KernelSpec one = plan_forward(few, wide).kernel;
+  EXPECT_EQ(one.min_blocks, 1) << canonical(one);
+  const Fixed narrow{{"tile_m", 64}, {"tile_n", 192}, {"stages", 2}, {"q_buffers", 1}};
+  EXPECT_EQ(plan_forward(few, narrow).kernel.min_blocks, 2);
+  for (const bool dropout : {false, true}) {
+    for (const int d : {32, 64, 128, 200}) {
+      Problem problem = problem_of(d, d, false, 4096);
+      problem.dropout = dropout;
+      for (const KernelSpec& spec : forward_candidates(problem, {}, plan_forward(problem, {}).kernel, 1000)) {
+        if (spec.family() != Family::sm90) continue;
+        EXPECT_TRUE(spec.min_blocks * spec.threads() < 512 || std::max(spec.tile_n, spec.d_v) <= 192)
+            << canonical(spec);
+      }
+    }
+  }
+}
+
 struct Refusal {
   const char* limit;  ///< what the text must name
   void (*spoil)(KernelSpec& spec);
@@ -652,6 +675,20 @@ constexpr Refusal kRefusals[] = {
        spec.tile_n = 64;
        spec.as<Sm90Forward>().exact_max = false;
        spec.dropout = true;
+     }},
+    {"tile_m = 128, tile_n = 208: of 512 threads the registers fit 192 columns of S or O, not 208",
+     [](KernelSpec& spec) {
+       spec.tile_n = 208;
+       spec.d_v = 64;
+       spec.as<Sm90Forward>().exact_max = false;
+       spec.dropout = true;
+     }},
+    {"tile_m = 192, tile_n = 32: of 512 threads the registers fit 192 columns of S or O, not 200",
+     [](KernelSpec& spec) {
+       spec.tile_m = 192;
+       spec.tile_n = 32;
+       spec.d_v = 200;
+       spec.as<Sm90Forward>().q_buffers = 1;
      }},
     {"registers of fragments a thread; at most 84 fit",
      [](KernelSpec& spec) {
