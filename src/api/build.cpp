@@ -14,6 +14,7 @@
 #include "api/recording.hpp"
 #include "cache/digest.hpp"
 #include "compile/compiler.hpp"
+#include "plan/catalogue.hpp"
 #include "plan/planner.hpp"
 #include "render/source.hpp"
 #include "support/log.hpp"
@@ -234,6 +235,15 @@ cache::Lookup get_kernel(const plan::KernelSpec& wanted, cache::Store& store, co
   return lookup;
 }
 
+namespace {
+
+int harmless_spill(const plan::KernelSpec& spec) {
+  const auto harmless = spec.kernel().harmless_spill;
+  return harmless == nullptr ? 0 : harmless(spec);
+}
+
+}  // namespace
+
 ChosenKernel choose_kernel(std::span<const plan::KernelSpec> specs, cache::Store& store, const Supply& supply,
                            bool deterministic) {
   if (supply.debug) specs = specs.first(std::min<std::size_t>(specs.size(), 1));  // checks alone make kernels spill
@@ -245,7 +255,7 @@ ChosenKernel choose_kernel(std::span<const plan::KernelSpec> specs, cache::Store
       ChosenKernel chosen{spec, get_kernel(spec, store, supply)};
       const int spilled = chosen.lookup.entry->local_bytes;
       if (!best || spilled < best->lookup.entry->local_bytes) best = std::move(chosen);
-      if (spilled == 0 || deterministic) break;
+      if (spilled <= harmless_spill(spec) || deterministic) break;
     } catch (const Error& error) {
       const bool missing = error.code() == ErrorCode::cache_miss;
       if (best && !missing) break;  // a spilling kernel is slower, and right

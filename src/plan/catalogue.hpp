@@ -46,6 +46,9 @@ struct Kernel {
   std::string (*refusal)(const KernelSpec&) = nullptr;  ///< why it cannot be built; nullptr: it always can
   /// Resident thread blocks a multiprocessor, where the spec says how many; nullptr: one.
   int (*resident_blocks)(const KernelSpec&) = nullptr;
+  /// Bytes that ptxas may spill of a thread, where these are wanted in front of the main loop and behind it alone, as
+  /// far as was measured; nullptr: none. Beyond, the next choice is tried.
+  int (*harmless_spill)(const KernelSpec&) = nullptr;
   /// Whether it may be launched before the kernel in front is complete (early_start.hpp); nullptr: never.
   bool (*starts_early)(const KernelSpec&) = nullptr;
   /// Warps of a thread block, where no field says them; nullptr: one does.

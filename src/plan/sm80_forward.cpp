@@ -31,7 +31,9 @@ constexpr int kOverheadStored = 16;  // pairs on their way from 8 bits
 // or in V beside a K that is stored too; of both; and of either where there is no Hopper.
 constexpr int kOverheadCachedValues = 3;
 constexpr int kOverheadHalfValues = 1;  // likewise, where products are of f16, up to a head dim of 192
-constexpr int kMostHalfBlocks = 2;      // that share parts: more of them cut more query tiles
+constexpr int kMostHalfDim = 192;
+constexpr int kHarmlessSpill = 128;  // bytes, of wider ones, which are 2.5 times as fast as tiles of 64 rows
+constexpr int kMostHalfBlocks = 2;   // that share parts: more of them cut more query tiles
 constexpr int kOverheadCached4Bit = 14;
 constexpr int kOverheadCachedBoth4Bit = 8;
 constexpr int kOverheadCached4BitAmpere = 21;
@@ -309,13 +311,18 @@ bool splits_stored_cache(const KernelSpec& spec) {
   return own.split_warps && spec.page_size != 0 && own.stored();
 }
 
+/// Whether they do so with products of f16 and an O that half of the registers hold.
+bool has_widest_half_values(const KernelSpec& spec) {
+  return splits_stored_cache(spec) && has_half_products(spec) && spec.d_v > kMostHalfDim;
+}
+
 /// What such a cache takes besides.
 int cached_overhead(const KernelSpec& spec) {
   const Sm80Forward& own = spec.as<Sm80Forward>();
   if (!splits_stored_cache(spec)) return 0;
   const bool k_of_4_bits = is_u4(own.k_storage), v_of_4_bits = is_u4(own.v_storage);
   int registers = 0;
-  const bool halves = has_half_products(spec) && spec.d_v <= 192;
+  const bool halves = has_half_products(spec) && spec.d_v <= kMostHalfDim;
   if (own.v_storage != 0 && !v_of_4_bits)
     registers += spec.d_v / 16 * (halves ? kOverheadHalfValues : kOverheadCachedValues);
   if (k_of_4_bits || (v_of_4_bits && own.k_storage != 0)) registers += kOverheadCached4Bit;
@@ -331,6 +338,7 @@ int comfortable_registers(const KernelSpec& spec) {
                                                 : kOverhead16Bit + kOverhead16BitPerMTile * m_tiles;
   const int dropout = spec.dropout && spec.dtype != DType::f32 ? kOverheadDropout16Bit : 0;
   const int stored = spec.as<Sm80Forward>().stored() ? kOverheadStored : 0;
+  if (has_widest_half_values(spec)) return kRegistersPerThread;
   return sm80_forward_registers(spec) + overhead + dropout + stored + cached_overhead(spec) +
          (spec.aligned ? 0 : kOverheadUnaligned);
 }
@@ -459,6 +467,10 @@ int sm80_forward_registers(const KernelSpec& spec) {
 
 int sm80_forward_resident_blocks(const KernelSpec& spec) {
   return resident_blocks(spec);
+}
+
+int sm80_forward_harmless_spill(const KernelSpec& spec) {
+  return has_widest_half_values(spec) ? kHarmlessSpill : 0;
 }
 
 std::string sm80_forward_refusal(const KernelSpec& spec) {

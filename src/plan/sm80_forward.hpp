@@ -21,6 +21,10 @@ int sm80_forward_registers(const KernelSpec& spec);
 /// Resident thread blocks a multiprocessor, of the kernel's architecture, that its registers and shared memory allow.
 int sm80_forward_resident_blocks(const KernelSpec& spec);
 
+/// Kernel::harmless_spill: of warps that split a cache of 8 bits, whose wide O leaves no room for what parts are found
+/// by.
+int sm80_forward_harmless_spill(const KernelSpec& spec);
+
 /// Why the kernel cannot be built for its architecture, with the limit that it breaks; empty when it can.
 std::string sm80_forward_refusal(const KernelSpec& spec);
 

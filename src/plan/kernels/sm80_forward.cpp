@@ -96,6 +96,7 @@ constexpr Kernel kKernel{
     .shared_bytes = sm80_forward_shared_bytes,
     .refusal = sm80_forward_refusal,
     .resident_blocks = sm80_forward_resident_blocks,
+    .harmless_spill = sm80_forward_harmless_spill,
     .starts_early = [](const KernelSpec& spec) { return spec.scheduled(); },
 };
 

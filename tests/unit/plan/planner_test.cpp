@@ -447,8 +447,8 @@ TEST(Choice, BlocksOfShortQueriesShareAMultiprocessor) {
 TEST(ForwardPlan, StoredCachesKeepTheTileOfFewRows) {
   for (const auto& [d, k, v, blocks] : {std::tuple{128, DType::e4m3, DType::e4m3, 2},
                                         {128, DType::bf16, DType::i8, 2},
-                                        {128, DType::e4m3, DType::bf16, 3},
-                                        {64, DType::i8, DType::i8, 4},
+                                        {128, DType::e4m3, DType::bf16, 2},
+                                        {64, DType::i8, DType::i8, 2},
                                         {64, DType::u4x2, DType::bf16, 3}}) {
     for (const int page_size : {16, -1}) {
       Problem problem = shaped(8, 32, 8, 1, 8192);

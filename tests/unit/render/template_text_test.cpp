@@ -116,8 +116,9 @@ bool may_move(const Asm& statement) {
   static const std::regex guarded(R"(@!?\w+ ld\.\S+ .*)");
   static const std::regex picked(
       R"(\{\\n\.reg \.b64 picked;\\nslct\.b64\.s32 picked, %1, %2, %3;\\nld\.global\.nc\.\w+ %0, \[picked\];\\n\})");
-  const std::string& text = statement.text;
-  if (std::regex_match(text, picked)) return true;
+  static const std::regex halves(R"(mov\.b32 \{\w+, \w+\}, %\d;)");  // a register in two
+  if (std::regex_match(statement.text, picked)) return true;
+  const std::string text = std::regex_replace(statement.text, halves, "");
   for (std::sregex_token_iterator it(text.begin(), text.end(), separator, -1), end; it != end; ++it) {
     const std::string instruction = *it;
     if (instruction.empty() || instruction.starts_with("%") || instruction.starts_with(".reg")) continue;
@@ -153,6 +154,9 @@ TEST(TemplateText, TheRuleForAsmFindsWhatItIsFor) {
   EXPECT_FALSE(moves(pick + R"(ld.global.nc.f32 %0, [%1];\n}" : "=f"(y) : "l"(a));)"));
   EXPECT_TRUE(moves(pick + R"(ld.global.nc.f32 %0, [picked];\n}" : "=f"(y) : "l"(a));)"));
   EXPECT_TRUE(moves(R"(asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));)"));
+  const std::string halve = R"(asm("{\n.reg .b16 first, last;\nmov.b32 {first, last}, %1;\n)";
+  EXPECT_TRUE(moves(halve + R"(cvt.rn.f16x2.e4m3x2 %0, first;\n}" : "=r"(y) : "r"(x));)"));
+  EXPECT_FALSE(moves(halve + R"(ld.shared.b16 %0, [first];\n}" : "=h"(y) : "r"(x));)"));
   EXPECT_TRUE(
       moves(R"(asm("{\n.reg .pred p;\nsetp.ne.u64 p, %1, 0;\n@p ld.global.nc.f32 %0, [%1];\n}\n" : "+f"(y));)"));
 }
