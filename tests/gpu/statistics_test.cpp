@@ -267,6 +267,8 @@ TEST_F(GpuStatisticsGradients, OfFunctionsMasksWindowsAndSinks) {
   for (const bool deterministic : {false, true}) {
     for (const std::int64_t d : {64, 128}) {
       for (const test::VariantChoice& choice : test::variant_choices()) {
+        // Gradients of captures may be sums in any order, which deterministic calls refuse.
+        if (deterministic && std::ranges::any_of(choice.config.score.captures, &Capture::requires_grad)) continue;
         // A fast tanh may change which of two near logits is the greater.
         StatisticsGradientCase c{
             {choice.name, attention_of(DType::f16, {2, 4, 2, 200, 333, d, d}, true), choice.config}};

@@ -7,17 +7,18 @@
 namespace emulator {
 
 std::vector<Mutation> own_keys_mutations() {
+  using enum FaultKind;
   return in("sm80/sm80_own_keys.cuh", {
                                           {"own_keys_of_the_first_ones_page",
                                            "ptx::shfl(page, of_tile % kKeys)",
                                            "ptx::shfl(page, 0)",
                                            sm80_own_keys(),
-                                           {}},
+                                           {global_uninitialised}},
                                           {"own_scales_of_the_first_ones_page",
                                            "page = ptx::shfl(at.page, row);",
                                            "page = ptx::shfl(at.page, 0);",
                                            sm80_own_keys(),
-                                           {}},
+                                           {global_uninitialised}},
                                           {"own_scales_of_keys_for_values",
                                            "const int slot = of_value ? word - kKeyWords + Block::kKeyScales : word;",
                                            "const int slot = word ^ 1;",
@@ -58,7 +59,7 @@ std::vector<Mutation> own_keys_forward_mutations() {
                                           "meet_at_queries();  // Q is of f16",
                                           "// Q is of f16",
                                           sm80_own_keys(),
-                                          {shared_race}},
+                                          {shared_race, shared_uninitialised}},
                                      });
 }
 
