@@ -46,7 +46,7 @@ struct e4m3 {
 };
 
 /// The same where an instruction converts it, to f16. There its NaN codes are NaN.
-struct converted_e4m3 {
+struct ConvertedE4m3 {
   uint8_t bits;
 };
 
@@ -54,7 +54,7 @@ template <class Stored>
 FA_DEVICE constexpr bool is_converted(Stored) {
   return false;
 }
-FA_DEVICE constexpr bool is_converted(converted_e4m3) {
+FA_DEVICE constexpr bool is_converted(ConvertedE4m3) {
   return true;
 }
 
@@ -103,7 +103,7 @@ FA_DEVICE void alternates(uint32_t& even, uint32_t& odd, uint32_t word) {
 }
 
 /// A byte of a latent row (sm80/sm80_latent.cuh).
-struct latent_byte {
+struct LatentByte {
   uint8_t bits;
 };
 
@@ -121,7 +121,7 @@ struct StoredElement<2, T> {
 };
 template <class T>
 struct StoredElement<3, T> {
-  using type = latent_byte;
+  using type = LatentByte;
 };
 template <int kGroup, class T>
 requires(kGroup >= 32) struct StoredElement<kGroup, T> {
@@ -160,7 +160,7 @@ template <class Config>
 inline constexpr bool kStoredValues = value_storage_of<Config>() != 0;
 template <int kStorage, class T, bool kHalf>
 using ElementOf =
-    typename Either<converted_e4m3, typename StoredElement<kStorage, T>::type, kHalf && kStorage == 1>::type;
+    typename Either<ConvertedE4m3, typename StoredElement<kStorage, T>::type, kHalf && kStorage == 1>::type;
 template <class Config>
 using KeyElement = ElementOf<key_storage_of<Config>(), typename Config::Element, kHalfKeys<Config>>;
 template <class Config>

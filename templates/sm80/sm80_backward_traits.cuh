@@ -67,7 +67,7 @@ struct BackwardTraits {
   // P and dS in one go.
   static constexpr bool kTogether =
       kTwoSided || Variant::kScore || Variant::kMask || kernel::kStatisticsGradients<Config>;
-  static constexpr bool kHides = Config::kCausal || kTwoSided || Variant::kMask;     // keys of the sequence from rows
+  static constexpr bool kHides = Config::kCausal || kTwoSided || Variant::kMask;  // keys of the sequence from rows
   using Scores = VariantScores<Config, Params, kMTiles, kNTiles, kWarpsN, kWarpKeys, kTileM, kTileN>;
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");

@@ -4,6 +4,7 @@
 #include <common/constants.cuh>
 #include <common/copies.cuh>
 #include <common/shared_tile.cuh>
+#include <common/stored_params.cuh>
 #include <ptx/cp_async_4.cuh>
 #include <ptx/language.cuh>
 #include <ptx/thread.cuh>
