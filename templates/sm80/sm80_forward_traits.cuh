@@ -84,8 +84,9 @@ struct ForwardTraits {
   static constexpr bool kU4Values = kernel::kIsU4<VElement>;
   static constexpr int kKeyScales = kernel::scale_words<KElement>(kHeadDimQk);  // words of a key, where there are any
   static constexpr int kValueScales = kernel::scale_words<VElement>(kHeadDimV);
-  // Warps copy the keys that they have in a tile.
-  static constexpr bool kOwnKeys = kSplitWarps && kStored && kStages > 1 && (kWarpKeys == 16 || kWarpKeys == 32);
+  // Warps copy the keys that they have in a tile, 16 bytes at a time, as rows of stored K and V allow.
+  static constexpr bool kOwnKeys = kSplitWarps && kStored && (Config::kAligned || (kStoredKeys && kStoredValues)) &&
+                                   kStages > 1 && (kWarpKeys == 16 || kWarpKeys == 32);
   static constexpr int kSplitKeys = kernel::kSplitKeys<Config>;
   static constexpr bool kFixedSplits = kSplitKeys > 0;
   static constexpr bool kShares = kFixedSplits && Config::kSplit;  // splits, with other blocks

@@ -178,6 +178,7 @@ constexpr Shape kShapes[] = {
     {12, DType::bf16, 80, 32, 16, 4, 64, 2, kPackGqa | kScheduled | kSplitWarps | kConverts, "", 0, 1, 1},
     {64, DType::bf16, 16, 64, 16, 4, 64, 3, kCausal | kPackGqa | kOwnParts | kSplitWarps | kConverts, "", 0, 2, 1},
     {3, DType::f16, 64, 32, 32, 2, 64, 2, kPacked | kCausal | kSplitWarps | kConverts, "window_sink", 0, 1, 0},
+    {16, DType::f16, 32, 64, 16, 4, 64, 2, kUnaligned | kSplitWarps | kConverts, "", 0, 32, 0},
     {kContiguous, DType::bf16, 128, 64, 16, 4, 64, 2, kPackGqa | kScheduled | kQInRegisters | kSplitWarps | kConverts,
      "", 0, 1, 1},
     {kContiguous, DType::f32, 16, 24, 32, 2, 16, 1, kPacked | kCausal},
