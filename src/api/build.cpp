@@ -269,7 +269,7 @@ ChosenKernel choose_kernel(std::span<const plan::KernelSpec> specs, cache::Store
 
 ChosenKernel contestant(const plan::KernelSpec& spec, cache::Store& store, const Supply& supply) {
   ChosenKernel chosen{spec, get_kernel(spec, store, supply)};
-  if (const int spilled = chosen.lookup.entry->local_bytes; spilled != 0) {
+  if (const int spilled = chosen.lookup.entry->local_bytes; spilled > harmless_spill(spec)) {
     throw Error(ErrorCode::unsupported, fmt::format("it spills {} bytes a thread", spilled));
   }
   return chosen;

@@ -160,11 +160,9 @@ std::span<const TileFamily> wide_tiles(const Problem& problem, const Choice& cho
   return choice.short_query ? Tiles(k16BitWideShort) : k16BitWide;
 }
 
-/// Whether K or V has 8 bits, and products with it are of f16.
 bool has_half_products(const Problem& problem) {
-  return problem.arch.sm() >= kHalfProductsFrom && !problem.latent() &&
-         (is_8_bits(storage_of(problem.k_dtype, problem.group_size)) ||
-          is_8_bits(storage_of(problem.v_dtype, problem.group_size)));
+  return !problem.latent() && plan::has_half_products(problem.arch, storage_of(problem.k_dtype, problem.group_size),
+                                                      storage_of(problem.v_dtype, problem.group_size));
 }
 
 std::span<const TileFamily> preferred_tiles(const Problem& problem, const Choice& choice) {
@@ -302,7 +300,7 @@ std::string split_refusal(const KernelSpec& spec) {
 
 bool has_half_products(const KernelSpec& spec) {
   const Sm80Forward& own = spec.as<Sm80Forward>();
-  return spec.arch.sm() >= kHalfProductsFrom && (is_8_bits(own.k_storage) || is_8_bits(own.v_storage));
+  return plan::has_half_products(spec.arch, own.k_storage, own.v_storage);
 }
 
 /// Whether warps split the keys of a cache whose K or V is stored in fewer bits.

@@ -11,7 +11,7 @@ struct Arch {
   int minor = 0;
   char suffix = '\0';
 
-  int sm() const noexcept { return major * 10 + minor; }
+  constexpr int sm() const noexcept { return major * 10 + minor; }
   friend bool operator==(const Arch&, const Arch&) = default;
 };
 

@@ -13,8 +13,7 @@ int overlaps_others(const KernelSpec& spec) {
 
 int half_products(const KernelSpec& spec) {
   const Sm80Forward& own = spec.as<Sm80Forward>();
-  return spec.arch.sm() >= kHalfProductsFrom && (is_8_bits(own.k_storage) || is_8_bits(own.v_storage)) ? 1
-                                                                                                       : Field::kAbsent;
+  return has_half_products(spec.arch, own.k_storage, own.v_storage) ? 1 : Field::kAbsent;
 }
 
 constexpr Field kFields[] = {

@@ -3,6 +3,8 @@
 
 #include <fa/tensor.hpp>
 
+#include "support/arch.hpp"
+
 namespace fa::plan {
 
 struct Kernel;
@@ -31,6 +33,10 @@ constexpr int stored_scale_bytes(int storage, int columns) noexcept {
 
 /// The first compute capability, times ten, with an instruction that converts e4m3 to f16.
 inline constexpr int kHalfProductsFrom = 89;
+/// Whether products are of f16: K or V has 8 bits, by numbers of storage_of.
+constexpr bool has_half_products(Arch arch, int k_storage, int v_storage) noexcept {
+  return arch.sm() >= kHalfProductsFrom && (is_8_bits(k_storage) || is_8_bits(v_storage));
+}
 
 /// What a spec of the mma.sync forward has besides its head. `warps_n` of the head: so many warps share their rows; 2
 /// with two m tiles a warp: in pairs.

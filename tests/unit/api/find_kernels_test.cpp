@@ -279,6 +279,44 @@ TEST(FindKernels, TilesAreListedForTheKernelThatDoesNotSpill) {
   EXPECT_EQ(all.back(), attention);
 }
 
+/// A first choice stays where what it spills does no harm, and only there (plan::Kernel::harmless_spill).
+TEST(FindKernels, AWideHeadOverACacheOf8BitsMaySpillALittle) {
+  const TemporaryDirectory directory;
+  constexpr AttentionShape kOneRow{.b = 16, .h_q = 16, .h_kv = 8, .s_q = 1, .s_kv = 4096};
+  int packs = 0;
+  const auto found = [&](int head_dim, int spilled) {
+    AttentionConfig config = base_config();
+    config.head_dim = head_dim;
+    config.page_size = 16;
+    config.k_dtype = config.v_dtype = DType::e4m3;
+    plan::Problem problem = api::make_problem(config, api::checked(config, kOneRow), plan::parse_arch(kArch));
+    std::vector<cache::Entry> entries;
+    plan::Alternatives specs;
+    for (const bool given : {true, false}) {  // calls that bring a schedule have a kernel of their own
+      problem.given_schedule = given;
+      for (const plan::Alternatives& kernel : plan::kernels_of(plan::plan_forward(problem, {}))) {
+        if (kernel.front().op() == plan::Op::forward) specs = kernel;
+        for (const plan::KernelSpec& spec : kernel) {
+          entries.push_back(stand_in(spec, !specs.empty() && spec == specs[0] ? spilled : 0));
+        }
+      }
+    }
+    EXPECT_GE(specs.size(), 2U);
+    config.cache.packs = {(directory / std::to_string(++packs)).string()};
+    write_pack(config.cache.packs.front(), entries);
+    const std::vector<KernelInfo> infos = find_kernels(config, kOneRow, kArch);
+    const auto has = [&](const plan::KernelSpec& spec) {
+      return std::ranges::any_of(infos, [&](const KernelInfo& info) { return info.spec == canonical(spec); });
+    };
+    return has(specs[0]) ? 0 : has(specs[1]) ? 1 : -1;
+  };
+  EXPECT_EQ(found(256, 0), 0);
+  EXPECT_EQ(found(256, 56), 0);
+  EXPECT_EQ(found(256, 200), 1);
+  EXPECT_EQ(found(128, 0), 0);
+  EXPECT_EQ(found(128, 8), 1);
+}
+
 TEST(FindKernels, PackedBatchesAndClosedFormsHaveNoTileLists) {
   AttentionConfig config = with_documents(false);
   config.varlen = true;
