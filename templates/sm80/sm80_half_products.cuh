@@ -88,19 +88,20 @@ struct HalfRows {
 };
 
 /// A power of two for each row of P, whatever the scales of V are that P has been multiplied by: times it P fits f16,
-/// and the greatest one so far comes near to its largest number. What f16 then loses of the others is below 2^-39 of
-/// the greatest. O has the same factor until `undo`.
+/// and the greatest one comes near to its largest number. What f16 then loses of the others is below 2^-39 of the
+/// greatest. O has the same factor until `undo`.
 template <int kMTiles>
 struct RowLift {
   static constexpr float kLargest = 65504.f;  // of f16
-  static constexpr int kTarget = 14;          // exponent of a row's greatest P
-  static constexpr int kMostExponent = 100;   // of a factor, and of its inverse
+  static constexpr int kTarget = 14;          // exponent of a row's greatest P, times its factor
+  static constexpr int kMostExponent = 100;   // of a factor
 
-  float factor[kMTiles][2];
+  /// A row's greatest P when its factor was chosen, relative to the maximum of now. None at first: any factor does.
+  float greatest[kMTiles][2];
 
   FA_DEVICE RowLift() {
     FA_UNROLL
-    for (int m = 0; m < kMTiles; ++m) factor[m][0] = factor[m][1] = 1.f;
+    for (int m = 0; m < kMTiles; ++m) greatest[m][0] = greatest[m][1] = power_of_two(kTarget);
   }
 
   /// `before` are the maxima that O and its factors are of, `softmax` has those that P is of, and O has been rescaled
@@ -113,12 +114,12 @@ struct RowLift {
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
-        float greatest = 0.f;
+        float most = 0.f;
         FA_UNROLL
         for (int n = 0; n < kNTiles; ++n) {
-          greatest = ptx::max(greatest, ptx::max(ptx::abs(p[m][n][2 * r]), ptx::abs(p[m][n][2 * r + 1])));
+          most = ptx::max(most, ptx::max(ptx::abs(p[m][n][2 * r]), ptx::abs(p[m][n][2 * r + 1])));
         }
-        changes = changes || greatest * factor[m][r] > kLargest || softmax.max[m][r] > before[m][r];
+        changes = changes || most * factor(m, r) > kLargest || softmax.max[m][r] > before[m][r];
       }
     }
     if (ptx::vote_any(changes)) {
@@ -134,9 +135,13 @@ struct RowLift {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int n = 0; n < kNTiles; ++n) {
+      for (int r = 0; r < 2; ++r) {
+        const float own = factor(m, r);
         FA_UNROLL
-        for (int e = 0; e < 4; ++e) p[m][n][e] *= factor[m][e / 2];
+        for (int n = 0; n < kNTiles; ++n) {
+          p[m][n][2 * r] *= own;
+          p[m][n][2 * r + 1] *= own;
+        }
       }
     }
   }
@@ -146,30 +151,35 @@ struct RowLift {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) multiply_row<kOTiles>(o[m], r, power_of_two(-exponent_of(factor[m][r])));
+      for (int r = 0; r < 2; ++r) multiply_row<kOTiles>(o[m], r, power_of_two(exponent_of(greatest[m][r]) - kTarget));
     }
   }
 
  private:
+  /// 2^(kTarget - exponent), by a subtraction of exponents.
+  FA_DEVICE float factor(int m, int r) const {
+    constexpr uint32_t kExponents = 0x7f800000u, kSum = static_cast<uint32_t>(2 * 127 + kTarget) << 23;
+    return ptx::from_bits(kSum - (ptx::bits(greatest[m][r]) & kExponents));
+  }
+
   /// A factor for the greatest P of the row so far, each as it is relative to the maximum of now.
   template <int kNTiles, int kOTiles>
   FA_DEVICE void change(const float (&p)[kNTiles][4], float (&o)[kOTiles][4], int m, int r, float shrink) {
-    const int exponent = exponent_of(factor[m][r]);
-    float greatest = shrink * power_of_two(kTarget + 1 - exponent);
+    float most = ptx::max(shrink * greatest[m][r], power_of_two(kTarget - kMostExponent));
     FA_UNROLL
     for (int n = 0; n < kNTiles; ++n) {
       FA_UNROLL
       for (int e = 2 * r; e < 2 * r + 2; ++e) {
         const float magnitude = ptx::abs(p[n][e]);
-        greatest = ptx::max(greatest, magnitude < kInfinity ? magnitude : 0.f);
+        most = ptx::max(most, magnitude < kInfinity ? magnitude : 0.f);
       }
     }
-    greatest = ptx::max(greatest, ptx::shfl_xor(greatest, 1));
-    greatest = ptx::max(greatest, ptx::shfl_xor(greatest, 2));
-    const int next = within(kTarget - exponent_of(greatest), kMostExponent);
+    most = ptx::max(most, ptx::shfl_xor(most, 1));
+    most = ptx::max(most, ptx::shfl_xor(most, 2));
+    const int grown = exponent_of(greatest[m][r]) - exponent_of(most);
     // Beyond 2^126 either what O has or what P has counts for nothing beside the other.
-    multiply_row<kOTiles>(o, r, power_of_two(within(next - exponent, 126)));
-    factor[m][r] = power_of_two(next);
+    multiply_row<kOTiles>(o, r, power_of_two(within(grown, 126)));
+    greatest[m][r] = most;
   }
 
   static FA_DEVICE int within(int x, int most) { return x < -most ? -most : x > most ? most : x; }

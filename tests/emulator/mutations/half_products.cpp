@@ -29,22 +29,23 @@ std::vector<Mutation> own_keys_mutations() {
 
 std::vector<Mutation> half_products_mutations() {
   using enum FaultKind;
-  return in("sm80/sm80_half_products.cuh",
-            {
-                {"half_rows_in_the_order_of_memory",
-                 "lane / 8 * 8 + lane % 2 * 4 + lane % 8 / 2",
-                 "lane",
-                 sm80_own_keys(),
-                 {}},
-                {"half_rows_written_before_all_have_read",
-                 "ptx::sync_warp();  // all have read the row",
-                 "// all have read the row",
-                 sm80_own_keys(),
-                 {shared_race}},
-                {"half_rows_not_divided", "s[m][n][2 * r] *= inverse;", "", sm80_own_keys(), {}},
-                {"lift_leaves_o_behind", "power_of_two(within(next - exponent, 126))", "1.f", sm80_own_keys(), {}},
-                {"lift_not_undone", "power_of_two(-exponent_of(factor[m][r]))", "1.f", sm80_own_keys(), {}},
-            });
+  return in(
+      "sm80/sm80_half_products.cuh",
+      {
+          {"half_rows_in_the_order_of_memory",
+           "lane / 8 * 8 + lane % 2 * 4 + lane % 8 / 2",
+           "lane",
+           sm80_own_keys(),
+           {}},
+          {"half_rows_written_before_all_have_read",
+           "ptx::sync_warp();  // all have read the row",
+           "// all have read the row",
+           sm80_own_keys(),
+           {shared_race}},
+          {"half_rows_not_divided", "s[m][n][2 * r] *= inverse;", "", sm80_own_keys(), {}},
+          {"lift_leaves_o_behind", "power_of_two(within(grown, 126))", "power_of_two(0 * grown)", sm80_own_keys(), {}},
+          {"lift_not_undone", "power_of_two(exponent_of(greatest[m][r]) - kTarget)", "1.f", sm80_own_keys(), {}},
+      });
 }
 
 std::vector<Mutation> own_keys_forward_mutations() {
