@@ -17,7 +17,7 @@ FA_DEVICE uint32_t widen_e4m3(uint16_t pair) {
 FA_DEVICE void widen_e4m3_pairs(uint32_t& low, uint32_t& high, uint32_t bytes) {
   asm("{\n.reg .b16 first, last;\nmov.b32 {first, last}, %2;\n"
       "cvt.rn.f16x2.e4m3x2 %0, first;\ncvt.rn.f16x2.e4m3x2 %1, last;\n}\n"
-      : "=&r"(low), "=r"(high)
+      : "=r"(low), "=r"(high)
       : "r"(bytes));
 }
 

@@ -316,7 +316,7 @@ struct Fp8Block : Scores<Fp8Traits<Config>> {
     return kernel::keys_in_cache<Traits::kPageSize>(params.paged, pages.table_row, pages.first_read,
                                                     query.sequence.s_kv);
   }
-  /// Of [pages, h_kv, page]; 1 of keys that are hidden.
+  /// Of [pages, h_kv, page]; 0 of keys that are hidden, beside which others may be of any size.
   template <int kCount>
   FA_DEVICE void load_scales_in_pages(float (&of)[kCount], const float* scales, int64_t stride_page, int64_t stride_h,
                                       int64_t stride_s, const Query& query, int n, int lane) const {
@@ -327,6 +327,7 @@ struct Fp8Block : Scores<Fp8Traits<Config>> {
       const int page = scales != nullptr && key >= keys.begin && key < keys.end ? keys.page_of(key) : -1;
       of[i] = keys.has(key, page) ? ptx::ld_global_nc(scales + page * stride_page + query.kv_head * stride_h +
                                                       keys.row_in_page(key) * stride_s)
+              : scales != nullptr ? 0.f
                                   : 1.f;
     }
   }

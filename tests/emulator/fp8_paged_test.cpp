@@ -35,6 +35,25 @@ TEST_P(Fp8Paged, MatchesTheReference) {
   }
 }
 
+/// Scales far below 1, in KV tiles that end behind the last key.
+TEST_P(Fp8Paged, SmallScalesOfValuesStandAlone) {
+  const KernelSpec& spec = fp8_paged_specs()[GetParam()];
+  if (!spec.as<fa::plan::Sm90Fp8Forward>().value_scales) return;
+  for (std::size_t batch = 0; batch < kFp8PagedBatches; ++batch) {
+    const PagedCase c = fp8_paged_case(spec, batch, false);
+    SCOPED_TRACE(canonical(spec) + ", " + testing::PrintToString(c));
+    PagedData data = make_data(c);
+    const fa::TensorView scales = data.v_scale.view();
+    for_each_row(scales.shape[0], scales.shape[1], scales.shape[2],
+                 [&](std::int64_t b, std::int64_t h, std::int64_t s) {
+                   data.v_scale.set(b, h, s, 0, 0x1p-13 * data.v_scale.at(b, h, s));
+                 });
+    fa::test::AttentionOutputs actual;
+    ASSERT_NO_THROW(actual = run_paged(spec, c, data, {}));
+    EXPECT_LE(fp8_paged_errors(spec, c, data, actual).o, 1);
+  }
+}
+
 TEST_P(Fp8Paged, WrongTablesAndLengthsReadNothingElse) {
   const KernelSpec& spec = fp8_paged_specs()[GetParam()];
   for (std::size_t batch = 0; batch < kFp8PagedBatches; ++batch) {

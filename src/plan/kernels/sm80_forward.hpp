@@ -3,7 +3,7 @@
 
 #include <fa/tensor.hpp>
 
-#include "support/arch.hpp"
+#include "plan/arch.hpp"
 
 namespace fa::plan {
 
