@@ -254,6 +254,16 @@ TEST(TemplateText, TemporariesBehindTestsHaveBraces) {
   EXPECT_EQ(bare_temporaries("if constexpr (kOn) {\nSums<T>{*this}.add(x);\n}").size(), 0U);
 }
 
+/// NVRTC 12.0 takes no early clobber either: one constraint letter an operand.
+bool has_early_clobber(const std::string& text) {
+  return text.find("\"=&") != std::string::npos || text.find("\"+&") != std::string::npos;
+}
+
+TEST(TemplateText, OperandsHaveOneLetterOfConstraint) {
+  for (const EmbeddedTemplate& entry : embedded_templates()) EXPECT_FALSE(has_early_clobber(entry.text)) << entry.name;
+  EXPECT_TRUE(has_early_clobber("asm(\"mov.b32 %0, %1;\" : \"=&r\"(y) : \"r\"(x));"));
+}
+
 TEST(TemplateText, HeadersAreGuardedByTheirPath) {
   for (const EmbeddedTemplate& entry : embedded_templates()) {
     std::string guard = std::string("FA_TEMPLATES_") + entry.name + "_";
