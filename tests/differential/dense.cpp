@@ -48,16 +48,19 @@ struct Units {
     statistic = dtype == DType::f64 ? 0x1p-52 : 0x1p-24;
     element = arithmetic.device && half ? output : 0;
     tiny = arithmetic.device && half ? output_tiny : 0;
-    if (element != 0 && (config.v_dtype == DType::e4m3 || config.v_dtype == DType::i8)) {  // P is bf16 then
-      element = 0x1p-8;
-      tiny = 0x1p-126;
-    }
+    if (element != 0 && (config.v_dtype == DType::e4m3 || config.v_dtype == DType::i8)) set_stored(arithmetic);
     exponential = arithmetic.f64 ? 0x1p-50 : 0x1p-21;
     left_out = arithmetic.device ? 0x1p-29 : 0;
     flushed = arithmetic.device ? 0x1p-119 : 0;
     step = !arithmetic.device ? f32 : half ? 0x1p-26 : 0x1p-23;
     products = arithmetic.device && !half ? 0x1p-20 : 0;
     if (arithmetic.device && has_bytes(config)) set_bytes(config);
+  }
+
+  /// docs/numerics.md, caches of 8 bits: P times the scale of V, in f16 relative to the greatest.
+  void set_stored(const Arithmetic& arithmetic) {
+    element = arithmetic.half_products ? 0x1p-11 : 0x1p-8;
+    tiny = arithmetic.half_products ? 0x1p-39 : 0x1p-126;
   }
 
   /// docs/numerics.md: P relative to its greatest, 2^8 times itself; what sums of products of 8 bits lose.

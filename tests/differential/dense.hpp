@@ -68,8 +68,9 @@ const char* to_string(Mistake mistake);
 
 /// Who computes, for the bounds.
 struct Arithmetic {
-  bool f64 = false;     ///< everything in double
-  bool device = false;  ///< tensor cores: P and dS are rounded to the element type, approximate functions
+  bool f64 = false;            ///< everything in double
+  bool device = false;         ///< tensor cores: P and dS are rounded to the element type, approximate functions
+  bool half_products = false;  ///< P is rounded to f16 where V has 8 bits, and not to bf16
 };
 
 Results evaluate(const Configuration& configuration, const Call& call, const Inputs& inputs,

@@ -10,6 +10,7 @@
 #include "differential/inputs.hpp"
 #include "differential/judge.hpp"
 #include "driver/driver.hpp"
+#include "plan/kernels/sm80_forward.hpp"
 
 namespace fa::differential {
 namespace {
@@ -28,21 +29,27 @@ Verdict verdict_of(const Function& judge) {
   return verdict;
 }
 
-Arithmetic arithmetic_of(const Configuration& c, Where where) {
-  return {c.config.dtype == DType::f64 || (where == Where::host && c.config.host_f64), where == Where::cuda};
+/// The device's, for as long as the process lives: what a runner leaves behind must stay usable.
+const driver::ContextRef& device_context() {
+  static const driver::ContextRef context = driver::ContextRef::acquire(Device::cuda(0));
+  return context;
 }
 
-/// The device's, for as long as the process lives: what a runner leaves behind must stay usable.
-void make_context_current() {
-  static const driver::ContextRef context = driver::ContextRef::acquire(Device::cuda(0));
-  driver::check(driver::api().cuCtxSetCurrent(context.context()), "cuCtxSetCurrent");
+Arithmetic arithmetic_of(const Configuration& c, Where where, bool half_products) {
+  const bool device = where == Where::cuda;
+  return {c.config.dtype == DType::f64 || (!device && c.config.host_f64), device, device && half_products};
+}
+
+/// As the device does, which is there.
+Arithmetic arithmetic_of(const Configuration& c, Where where) {
+  return arithmetic_of(c, where, where == Where::cuda && device_context().info().arch.sm() >= plan::kHalfProductsFrom);
 }
 
 }  // namespace
 
 Runner::Runner(Configuration configuration, Where where, const std::string& cache_directory)
     : c_(std::move(configuration)), where_(where) {
-  if (where == Where::cuda) make_context_current();
+  if (where == Where::cuda) driver::check(driver::api().cuCtxSetCurrent(device_context().context()), "cuCtxSetCurrent");
   AttentionConfig config = c_.config;
   if (!cache_directory.empty()) config.cache.directory = cache_directory;
   config.on_compile = [counter = compilations_](const CompileEvent& event) {
@@ -55,7 +62,7 @@ Runner::Runner(Configuration configuration, Where where, const std::string& cach
 Verdict evaluate_only(const Configuration& c, const Call& call, Where where) {
   Verdict verdict;
   const Inputs inputs = make_inputs(c, call);
-  const Results results = evaluate(c, call, inputs, arithmetic_of(c, where));
+  const Results results = evaluate(c, call, inputs, arithmetic_of(c, where, true));
   std::vector<const Expected*> all{&results.o, &results.lse, &results.dq, &results.dk, &results.dv, &results.dsink};
   for (const Expected& capture : results.captures) all.push_back(&capture);
   for (const Expected* e : all) {
