@@ -12,6 +12,9 @@ kept in a folder that git ignores; --file names one that is here already.
 On a GPU fa is registered as PyTorch's flash backend, where this PyTorch has a registry. Else, and with --patch, fa's
 scaled_dot_product_attention takes the place of PyTorch's function, but for calls under SDPBackend.MATH alone and of nested
 tensors: the former are what tests compare with. Ends with 1 where a test failed.
+
+--part 3/8 takes each eighth test, from the third on: eight processes take all. --limit 100 begins none after 100 seconds, and says
+how many were left.
 """
 
 import argparse
@@ -23,6 +26,7 @@ import os
 import pathlib
 import re
 import sys
+import time
 import traceback
 import unittest
 import urllib.request
@@ -101,6 +105,9 @@ class Result(unittest.TestResult):
 
     addError = addFailure  # noqa: N815
 
+    def addDuration(self, test, elapsed):  # noqa: N802
+        """Python 3.12 would ask for names that cases of functions do not have."""
+
     def addSubTest(self, test, subtest, error):  # noqa: N802
         if error is not None:
             self.addFailure(subtest, error)
@@ -150,7 +157,24 @@ def opinfo_case(sample, device, dtype):
         assert worst <= 0 or error.max() <= 2 * own.max(), f"the error of {name} is {error.max():.3g}, PyTorch's {own.max():.3g}"
 
 
-def opinfo(device, result, patterns):
+class Turn:
+    """Whether a test is one of this process's, and there is time for it."""
+
+    def __init__(self, part, limit):
+        self.index, self.count = (int(n) for n in part.split("/"))
+        self.end = time.monotonic() + limit if limit else None
+        self.seen, self.left = 0, 0
+
+    def comes(self):
+        self.seen += 1
+        if (self.seen - self.index) % self.count:
+            return False
+        late = self.end is not None and time.monotonic() > self.end
+        self.left += late
+        return not late
+
+
+def opinfo(device, result, patterns, turn):
     """The samples of PyTorch's own description of the operator."""
     try:
         from torch.testing._internal.common_methods_invocations import op_db
@@ -163,7 +187,7 @@ def opinfo(device, result, patterns):
             words = [f"{name}={'tensor' if isinstance(value, torch.Tensor) else value}" for name, value in sample.kwargs.items()]
             shapes = " ".join(str(list(t.shape)) for t in (sample.input, *sample.args))
             name = f"opinfo {str(dtype).removeprefix('torch.')} sample {n}: {shapes} {' '.join(words)}"
-            if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns or ["*"]):
+            if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns or ["*"]) or not turn.comes():
                 continue
             case = unittest.FunctionTestCase(functools.partial(opinfo_case, sample, device, dtype), description=name)
             case.id = lambda name=name: f"torch.{name}"
@@ -190,7 +214,7 @@ def tests_of(suite):
         yield from tests_of(test) if isinstance(test, unittest.TestSuite) else (test,)
 
 
-def transformers(device, result, patterns, file, folder):
+def transformers(device, result, patterns, turn, file, folder):
     """test_transformers.py, with what it imports of its folder."""
     if file is None:
         download("test_transformers", folder)
@@ -208,7 +232,7 @@ def transformers(device, result, patterns, file, folder):
                 raise
             download(error.name, folder)
     for test in tests_of(unittest.defaultTestLoader.loadTestsFromModule(module)):
-        if any(fnmatch.fnmatchcase(test.id(), pattern) for pattern in patterns or CHOSEN):
+        if any(fnmatch.fnmatchcase(test.id(), pattern) for pattern in patterns or CHOSEN) and turn.comes():
             test.run(result)
 
 
@@ -221,16 +245,19 @@ def main():
     parser.add_argument("--file", type=pathlib.Path, help="a test_transformers.py")
     parser.add_argument("--folder", type=pathlib.Path, default=ROOT / ".scratch" / "pytorch_tests" / torch.__version__)
     parser.add_argument("--lib", type=pathlib.Path)
+    parser.add_argument("--part", default="1/1", metavar="I/N")
+    parser.add_argument("--limit", type=float, metavar="SECONDS")
     parser.add_argument("--list", action="store_true", help="name also what passed")
     args = parser.parse_args()
     fa_attention.load(args.lib)
     calls, result = collections.Counter(), Result()
     how = place(args.device, args.patch, calls)
     print(f"torch {torch.__version__}, {args.device}, fa {how}", flush=True)
+    turn = Turn(args.part, args.limit)
     if args.suite == "opinfo":
-        opinfo(args.device, result, args.match)
+        opinfo(args.device, result, args.match, turn)
     else:
-        transformers(args.device, result, args.match, args.file, args.folder)
+        transformers(args.device, result, args.match, turn, args.file, args.folder)
     for kind, name, reason in result.rows:
         if kind == "failed" or args.list:
             print(f"{kind:<8}{name}{': ' + reason if reason else ''}")
@@ -238,7 +265,7 @@ def main():
     for reason, count in collections.Counter(reason for kind, _, reason in result.rows if kind == "skipped").most_common(12):
         print(f"skipped {count}: {reason}")
     print(f"{counted['passed']} passed, {counted['failed']} failed, {counted['skipped']} skipped"
-          + (f"; {calls['fa']} calls of fa" if calls else ""))
+          + (f"; {calls['fa']} calls of fa" if calls else "") + (f"; {turn.left} left for want of time" if turn.left else ""))
     if not counted["passed"] + counted["failed"]:
         sys.exit("no test ran")
     sys.exit(1 if counted["failed"] else 0)

@@ -61,6 +61,25 @@ def test_sdpa_grouped_heads():
     refused(ValueError, lambda: scaled_dot_product_attention(*leaves), "key has 2 heads", "enable_gqa")
 
 
+@pytest.mark.parametrize("lengths", [(5, 7), (7, 5), (6, 6)])
+def test_sdpa_causal_bias(lengths):
+    """PyTorch's tensors that stand for a causal mask, and have no elements."""
+    from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+    s_q, s_kv = lengths
+    q, k, v = make((2, 4, s_q, 16), (2, 4, s_kv, 16), (2, 4, s_kv, 8))
+    kept = torch.ones(s_q, s_kv, dtype=torch.bool)
+    masks = [(causal_upper_left, kept.tril())]
+    if s_q <= s_kv:  # else PyTorch has NaN in rows without keys
+        masks.append((causal_lower_right, kept.tril(s_kv - s_q)))
+    for make_bias, mask in masks:
+        o = scaled_dot_product_attention(q, k, v, make_bias(s_q, s_kv))
+        assert type(o) is torch.Tensor
+        same(o, functional.scaled_dot_product_attention(q, k, v, mask), [q, k, v])
+    refused(ValueError, lambda: scaled_dot_product_attention(q, k, v, causal_upper_left(s_q + 1, s_kv)), "attn_mask is causal", "queries")
+    refused(ValueError, lambda: scaled_dot_product_attention(q, k, v, causal_upper_left(s_q, s_kv), is_causal=True), "is_causal")
+
+
 def test_sdpa_has_pytorchs_signature():
     """Positions and defaults, as PyTorch documents them."""
     import inspect

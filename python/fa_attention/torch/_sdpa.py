@@ -6,6 +6,7 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from .._errors import type_name
 from ._attention import attention
@@ -27,6 +28,15 @@ def mask_options(mask: Optional[Tensor], dtype: torch.dtype) -> dict[str, Any]:
     return {"score": BIAS, "captures": {"bias": mask if dtype == torch.float64 or mask.dtype != torch.float64 else mask.float()}}
 
 
+def _alignment(bias: CausalBias, query: Tensor, key: Tensor) -> bool:
+    """Whether the causal mask that a CausalBias stands for is top left. It has no elements of its own."""
+    lengths = bias.seq_len_q, bias.seq_len_kv
+    if lengths != (query.shape[-2], key.shape[-2]):
+        raise ValueError(f"attn_mask is causal over {lengths[0]} queries and {lengths[1]} keys: accepted are {query.shape[-2]} and "
+                         f"{key.shape[-2]}, as in query and key")
+    return bool(bias.variant == CausalVariant.UPPER_LEFT)
+
+
 def _leading(t: Tensor, shape: torch.Size) -> Tensor:
     """With its axes before the heads broadcast to `shape`, and as one."""
     return t.expand(*shape, *t.shape[-3:]).reshape(-1, *t.shape[-3:])
@@ -39,7 +49,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
     s_kv, d_qk] and value [..., h_kv, s_kv, d_v]. is_causal is top left: row i keeps the keys up to i.
 
     attn_mask broadcasts to [..., h_q, s_q, s_kv]: torch.bool keeps where it is True, a float is added to the scores and may
-    require a gradient. Rows without keys are 0. Head dims up to 256, of any size: others than multiples of 8 are copied.
+    require a gradient. A torch.nn.attention.bias.CausalBias is a causal mask of its alignment. Rows without keys are 0. Head dims up to 256, of any size: others than multiples of 8 are copied.
     Raises ValueError for attn_mask with is_causal, and for fewer heads of key and value without enable_gqa; the other errors
     are those of `attention`.
     """
@@ -50,6 +60,9 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
             raise ValueError(f"{name} has shape {list(t.shape)}: accepted is [..., h, s, d]")
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask and is_causal: accepted is one of them")
+    top_left = True
+    if isinstance(attn_mask, CausalBias):
+        attn_mask, is_causal, top_left = None, True, _alignment(attn_mask, query, key)
     rank = max(t.dim() for t in (query, key, value))
     query, key, value = (t[(None,) * (rank - t.dim())] for t in (query, key, value))
     if rank < 4:
@@ -65,7 +78,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
             attn_mask = _leading(attn_mask, batch)
     d_v = value.shape[-1]
     query, key, value, scale = padded_heads(query, key, value, scale)
-    o: Tensor = attention(query, key, value, causal=is_causal, top_left=True, scale=scale, dropout=dropout_p,
+    o: Tensor = attention(query, key, value, causal=is_causal, top_left=top_left, scale=scale, dropout=dropout_p,
                           **mask_options(attn_mask, query.dtype))
     o = o[..., :d_v] if o.shape[-1] != d_v else o
     if rank < 4:
