@@ -102,8 +102,16 @@ constexpr TileFamily k16BitFewRowsDeepest[] = {{16, 4, 4, false, 1, {64, 64, 64,
                                                {64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
                                                {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 constexpr TileFamily k16BitFewRows[] = {{16, 4, 2, true, 1, {64, 64, 64, 64, 64}, 1, true},
+                                        {16, 4, 2, false, 1, {64, 64, 64, 64, 64}, 1, true},
                                         {64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
                                         {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
+// Of 4-bit K and V without pages: what a step takes besides its products counts half as much. 5 to 20 % of a decode up
+// to a head dim of 128 (docs/experiments.md).
+constexpr TileFamily k16BitFewRows4Bits[] = {{16, 4, 2, true, 1, {128, 128, 128, 128, 128}, 1, true},
+                                             {16, 4, 2, true, 1, {64, 64, 64, 64, 64}, 1, true},
+                                             {16, 4, 2, false, 1, {64, 64, 64, 64, 64}, 1, true},
+                                             {64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
+                                             {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 // Of 8-bit K or V whose products are of f16: a step is short, so that more tiles have to be on their way. As many as
 // two blocks have room for, up to a head dim of 128, of 192, and of 256. Parts that blocks share hide more by
 // themselves.
@@ -179,8 +187,13 @@ std::span<const TileFamily> preferred_tiles(const Problem& problem, const Choice
       const std::size_t fewer = d > 192 ? 2 : d > 128 || problem.paged() ? 1 : 0;
       return Tiles(k16BitFewRowsHalf).subspan(fewer);
     }
-    if (!problem.paged()) return problem.stored() ? Tiles(k16BitFewRows) : k16BitFewRowsPaged;
-    const bool deep = !problem.stored() && limits(problem.arch).shared_per_sm >= kDeepShared;
+    const bool has_room = limits(problem.arch).shared_per_sm >= kDeepShared;
+    if (!problem.paged()) {
+      const bool of_4_bits = problem.k_dtype == DType::u4x2 && problem.v_dtype == DType::u4x2;
+      if (of_4_bits && has_room && d <= 128) return k16BitFewRows4Bits;
+      return problem.stored() ? Tiles(k16BitFewRows) : k16BitFewRowsPaged;
+    }
+    const bool deep = !problem.stored() && has_room;
     if (!deep) return k16BitFewRowsPaged;
     return choice.few_rows > 2 ? Tiles(k16BitFewRowsDeepest) : k16BitFewRowsDeep;
   }
