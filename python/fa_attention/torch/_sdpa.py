@@ -62,7 +62,8 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
         raise ValueError("attn_mask and is_causal: accepted is one of them")
     top_left = True
     if isinstance(attn_mask, CausalBias):
-        attn_mask, is_causal, top_left = None, True, _alignment(attn_mask, query, key)
+        top_left = _alignment(attn_mask, query, key)
+        attn_mask, is_causal = None, True
     rank = max(t.dim() for t in (query, key, value))
     query, key, value = (t[(None,) * (rank - t.dim())] for t in (query, key, value))
     if rank < 4:
