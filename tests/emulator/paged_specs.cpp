@@ -181,6 +181,8 @@ constexpr Shape kShapes[] = {
     {16, DType::f16, 32, 64, 16, 4, 64, 2, kUnaligned | kSplitWarps | kConverts, "", 0, 32, 0},
     {kContiguous, DType::bf16, 128, 64, 16, 4, 64, 2, kPackGqa | kScheduled | kQInRegisters | kSplitWarps | kConverts,
      "", 0, 1, 1},
+    {kContiguous, DType::bf16, 64, 64, 16, 4, 128, 2, kPackGqa | kQInRegisters | kSplitWarps | kConverts, "", 0, 32,
+     32},
     {kContiguous, DType::f32, 16, 24, 32, 2, 16, 1, kPacked | kCausal},
     {kContiguous, DType::f16, 40, 24, 32, 4, 32, 2, kPackGqa | kFours | kInKey | kScheduled},
     {kContiguous, DType::bf16, 576, 512, 16, 4, 32, 2, kCausal | kPackGqa | kFours | kInKey | kScheduled, "", 0, 3},
