@@ -5,11 +5,12 @@
 Tensors are [b, s, h, d], packed ones [total, h, d], and window_size of (-1, -1) is no window, as there. Beyond flash_attn
 these take fp32, fp64 on the CPU, d_v != d_qk, and CPU tensors. With return_attn_probs the third result, which flash_attn has
 for its own tests, is None. A KV cache may have pages of any size, in flash_attn_with_kvcache and flash_attn_varlen_func; it has
-no gradients, and head dims that are multiples of 8. The log-sum-exp of a row without keys is -inf.
+no gradients. The log-sum-exp of a row without keys is -inf.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Optional, Union
 
 import torch
@@ -21,15 +22,21 @@ from .torch import append, attention, paged_attention, varlen_attention
 from .torch._cache import first_rows
 from .torch._cache_ops import refuse_gradients
 from .torch._cache_raw import STORED
-from .torch._padding import padded_heads
+from .torch._padding import padded, padded_heads
 
 __all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
            "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache"]
 
 
+def _window(window_size: Any) -> tuple[int, int]:
+    """Both sides, of integers or of tensors of one."""
+    left, right = window_size
+    return operator.index(left), operator.index(right)
+
+
 def _options(dropout_p: float, causal: bool, window_size: tuple[int, int], softcap: float, alibi_slopes: Optional[Tensor],
              deterministic: bool) -> dict[str, Any]:
-    left, right = window_size
+    left, right = _window(window_size)
     score = functions.softcap(softcap) if softcap else None
     captures = None
     if alibi_slopes is not None:
@@ -197,6 +204,26 @@ def _turned(q: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, positions: T
     return turned
 
 
+def _is_padded(q: Any, k_cache: Any, v_cache: Any) -> bool:
+    """Whether head dims have to be made longer, of what the queries' dtype is."""
+    tensors = (q, k_cache, v_cache)
+    return (all(isinstance(t, Tensor) and t.dim() == 4 for t in tensors) and len({t.dtype for t in tensors}) == 1
+            and q.shape[-1] == k_cache.shape[-1] and (q.shape[-1] % 8 != 0 or v_cache.shape[-1] % 8 != 0))
+
+
+def _with_longer_heads(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Optional[Tensor], v: Optional[Tensor],
+                       scale: Optional[float], options: dict[str, Any]) -> Any:
+    """flash_attn_with_kvcache over copies with zeros behind each row."""
+    d_v = v_cache.shape[-1]
+    queries, keys, values, scale = padded_heads(q, k_cache, v_cache, scale)
+    new_k, new_v = (t if t is None else padded(t) for t in (k, v))
+    result = flash_attn_with_kvcache(queries, keys, values, new_k, new_v, softmax_scale=scale, **options)
+    if k is not None:
+        k_cache.copy_(keys[..., :k_cache.shape[-1]])
+        v_cache.copy_(values[..., :d_v])
+    return (_result(result[0], d_v), result[1]) if options["return_softmax_lse"] else _result(result, d_v)
+
+
 def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Optional[Tensor] = None, v: Optional[Tensor] = None,
                             rotary_cos: Optional[Tensor] = None, rotary_sin: Optional[Tensor] = None,
                             cache_seqlens: Union[int, Tensor, None] = None, cache_batch_idx: Optional[Tensor] = None,
@@ -222,13 +249,21 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
     divided by them and rounded. With block_table or cache_batch_idx a head has one for all requests: b is 1, or the tensor
     is expanded over b, with a stride of 0. A scale a row is for fa_attention.torch.paged_attention.
 
-    Refused: inputs that require gradients while these are recorded (RuntimeError), k without v, rotary_cos without k, head dims
-    that are no multiples of 8 (ValueError), and integers other than int32 (TypeError). Lengths and tables that do not fit are
+    Head dims that are no multiples of 8 are served by copies of the whole cache, and back where k and v are given.
+
+    Refused: inputs that require gradients while these are recorded (RuntimeError), k without v, rotary_cos without k
+    (ValueError), and integers other than int32 (TypeError). Lengths and tables that do not fit are
     refused on the CPU; on a GPU they give wrong results, and no access outside of the cache.
     """
     refuse_gradients("flash_attn_with_kvcache", (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v),
                                                  ("alibi_slopes", alibi_slopes), ("k_descale", k_descale),
                                                  ("v_descale", v_descale)))
+    if _is_padded(q, k_cache, v_cache):
+        others = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cache_seqlens": cache_seqlens, "block_table": block_table,
+                  "cache_batch_idx": cache_batch_idx, "cache_leftpad": cache_leftpad, "causal": causal, "softcap": softcap,
+                  "window_size": window_size, "rotary_interleaved": rotary_interleaved, "alibi_slopes": alibi_slopes,
+                  "return_softmax_lse": return_softmax_lse}
+        return _with_longer_heads(q, k_cache, v_cache, k, v, softmax_scale, others)
     _check_caches(q, k_cache, v_cache, "k_cache", "v_cache", stored=True)
     if q.dim() != 4:
         raise ValueError(f"q has shape {list(q.shape)}: accepted is [b, s_q, h_q, d_qk]")
@@ -253,7 +288,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
     if k is not None and v is not None:
         rotary: dict[str, Any] = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved,
                                   **scales, "scales_given": k_scale is not None or v_scale is not None}
-        turns_by_row = causal or tuple(window_size) != (-1, -1)
+        turns_by_row = causal or _window(window_size) != (-1, -1)
         used, s_q = lengths + k.shape[1], q.shape[1]
         together = rotary_cos is not None and s_q == k.shape[1] and (turns_by_row or s_q == 1)
         if rotary_cos is not None and not together:

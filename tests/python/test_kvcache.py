@@ -95,6 +95,24 @@ def test_kvcache_of_whole_and_counted_caches(device):
     assert torch.allclose(part, flash_attn.flash_attn_func(q, larger[0, :2, :5], larger[1, :2, :5]), atol=1e-5)
 
 
+@pytest.mark.parametrize("d_qk, d_v", [(59, 59), (12, 16), (16, 5)])
+@pytest.mark.parametrize("pages", [False, True])
+def test_kvcache_of_any_head_dim(device, d_qk, d_v, pages):
+    """And with sides of a window that are tensors, as FlashAttention's own test gives them."""
+    q = torch.randn(2, 3, 4, d_qk, device=device)
+    k_rows, v_rows = torch.randn(2, 32, 2, d_qk, device=device), torch.randn(2, 32, 2, d_v, device=device)
+    k, v = torch.randn(2, 3, 2, d_qk, device=device), torch.randn(2, 3, 2, d_v, device=device)
+    shape = (4, 16) if pages else (2, 32)
+    k_cache, v_cache = (t.clone().view(*shape, *t.shape[2:]) for t in (k_rows, v_rows))
+    given = {"block_table": numbers(0, 1, 2, 3, device=device).view(2, 2)} if pages else {}
+    window = torch.tensor([6, 2])
+    o, lse = flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=20, window_size=window, return_softmax_lse=True, **given)
+    k_rows[:, 20:23], v_rows[:, 20:23] = k, v
+    assert torch.equal(k_cache.view_as(k_rows), k_rows) and torch.equal(v_cache.view_as(v_rows), v_rows)
+    expected, expected_lse, _ = flash_attn.flash_attn_func(q, k_rows[:, :23], v_rows[:, :23], window_size=(6, 2), return_attn_probs=True)
+    assert o.shape == (2, 3, 4, d_v) and torch.allclose(o, expected, atol=1e-5) and torch.allclose(lse, expected_lse, atol=1e-5)
+
+
 def test_kvcache_has_flash_attns_signature():
     parameters = inspect.signature(flash_attn_with_kvcache).parameters
     assert {name: p.default for name, p in list(parameters.items())[3:]} == {
