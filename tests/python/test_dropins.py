@@ -76,8 +76,9 @@ def test_sdpa_causal_bias(lengths):
         o = scaled_dot_product_attention(q, k, v, make_bias(s_q, s_kv))
         assert type(o) is torch.Tensor
         same(o, functional.scaled_dot_product_attention(q, k, v, mask), [q, k, v])
-    refused(ValueError, lambda: scaled_dot_product_attention(q, k, v, causal_upper_left(s_q + 1, s_kv)), "attn_mask is causal", "queries")
-    refused(ValueError, lambda: scaled_dot_product_attention(q, k, v, causal_upper_left(s_q, s_kv), is_causal=True), "is_causal")
+    other, bias = causal_upper_left(s_q + 1, s_kv), causal_upper_left(s_q, s_kv)
+    refused(ValueError, lambda: scaled_dot_product_attention(q, k, v, other), "attn_mask is causal", "queries")
+    refused(ValueError, lambda: scaled_dot_product_attention(q, k, v, bias, is_causal=True), "is_causal")
 
 
 def test_sdpa_has_pytorchs_signature():

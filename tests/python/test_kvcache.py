@@ -106,10 +106,12 @@ def test_kvcache_of_any_head_dim(device, d_qk, d_v, pages):
     k_cache, v_cache = (t.clone().view(*shape, *t.shape[2:]) for t in (k_rows, v_rows))
     given = {"block_table": numbers(0, 1, 2, 3, device=device).view(2, 2)} if pages else {}
     window = torch.tensor([6, 2])
-    o, lse = flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=20, window_size=window, return_softmax_lse=True, **given)
+    o, lse = flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=20, window_size=window, return_softmax_lse=True,
+                                     **given)
     k_rows[:, 20:23], v_rows[:, 20:23] = k, v
     assert torch.equal(k_cache.view_as(k_rows), k_rows) and torch.equal(v_cache.view_as(v_rows), v_rows)
-    expected, expected_lse, _ = flash_attn.flash_attn_func(q, k_rows[:, :23], v_rows[:, :23], window_size=(6, 2), return_attn_probs=True)
+    k_rows, v_rows = k_rows[:, :23], v_rows[:, :23]
+    expected, expected_lse, _ = flash_attn.flash_attn_func(q, k_rows, v_rows, window_size=(6, 2), return_attn_probs=True)
     assert o.shape == (2, 3, 4, d_v) and torch.allclose(o, expected, atol=1e-5) and torch.allclose(lse, expected_lse, atol=1e-5)
 
 
