@@ -215,6 +215,9 @@ def _with_longer_heads(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Optional[
                        scale: Optional[float], options: dict[str, Any]) -> Any:
     """flash_attn_with_kvcache over copies with zeros behind each row."""
     d_v = v_cache.shape[-1]
+    for name, t, cache in (("k", k, k_cache), ("v", v, v_cache)):
+        if t is not None and t.shape[-1] != cache.shape[-1]:
+            raise ValueError(f"{name} has a head dim of {t.shape[-1]}: accepted is {cache.shape[-1]}, as in {name}_cache")
     queries, keys, values, scale = padded_heads(q, k_cache, v_cache, scale)
     new_k, new_v = (t if t is None else padded(t) for t in (k, v))
     result = flash_attn_with_kvcache(queries, keys, values, new_k, new_v, softmax_scale=scale, **options)
@@ -262,7 +265,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
         others = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cache_seqlens": cache_seqlens, "block_table": block_table,
                   "cache_batch_idx": cache_batch_idx, "cache_leftpad": cache_leftpad, "causal": causal, "softcap": softcap,
                   "window_size": window_size, "rotary_interleaved": rotary_interleaved, "alibi_slopes": alibi_slopes,
-                  "return_softmax_lse": return_softmax_lse}
+                  "return_softmax_lse": return_softmax_lse, "k_descale": k_descale, "v_descale": v_descale}
         return _with_longer_heads(q, k_cache, v_cache, k, v, softmax_scale, others)
     _check_caches(q, k_cache, v_cache, "k_cache", "v_cache", stored=True)
     if q.dim() != 4:

@@ -102,14 +102,12 @@ constexpr TileFamily k16BitFewRowsDeepest[] = {{16, 4, 4, false, 1, {64, 64, 64,
                                                {64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
                                                {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 constexpr TileFamily k16BitFewRows[] = {{16, 4, 2, true, 1, {64, 64, 64, 64, 64}, 1, true},
-                                        {16, 4, 2, false, 1, {64, 64, 64, 64, 64}, 1, true},
                                         {64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
                                         {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 // Of 4-bit K and V without pages: what a step takes besides its products counts half as much. 5 to 20 % of a decode up
 // to a head dim of 128 (docs/experiments.md).
 constexpr TileFamily k16BitFewRows4Bits[] = {{16, 4, 2, true, 1, {128, 128, 128, 128, 128}, 1, true},
                                              {16, 4, 2, true, 1, {64, 64, 64, 64, 64}, 1, true},
-                                             {16, 4, 2, false, 1, {64, 64, 64, 64, 64}, 1, true},
                                              {64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
                                              {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 // Of 8-bit K or V whose products are of f16: a step is short, so that more tiles have to be on their way. As many as

@@ -115,6 +115,17 @@ def test_kvcache_of_any_head_dim(device, d_qk, d_v, pages):
     assert o.shape == (2, 3, 4, d_v) and torch.allclose(o, expected, atol=1e-5) and torch.allclose(lse, expected_lse, atol=1e-5)
 
 
+def test_kvcache_of_any_head_dim_refuses_what_others_refuse(device):
+    q, cache = torch.randn(1, 1, 2, 12, device=device), torch.randn(1, 16, 2, 12, device=device)
+    new = torch.randn(1, 1, 2, 12, device=device)
+    base = {"q": q, "k_cache": cache, "v_cache": cache.clone(), "k": new, "v": new, "cache_seqlens": 3}
+    kept = cache.clone()
+    for change, words in (({"k": new[..., :10]}, ("k has a head dim of 10", "12")), ({"v": new[..., :9]}, ("v has a head dim of 9", "12")),
+                          ({"k": None}, ("v is given",)), ({"k_descale": torch.ones(1, 2, device=device)}, ("k_descale",))):
+        refused(ValueError, lambda: flash_attn_with_kvcache(**{**base, **change}), *words)
+    assert torch.equal(cache, kept)
+
+
 def test_kvcache_has_flash_attns_signature():
     parameters = inspect.signature(flash_attn_with_kvcache).parameters
     assert {name: p.default for name, p in list(parameters.items())[3:]} == {
