@@ -317,8 +317,8 @@ typedef struct fa_config {
   int32_t top_keys; /* how many keys of the greatest column sums a head tells, up to 1024; 0: none. Of the heads
                        of column_sums, else of query heads */
   int32_t reserved; /* 0 */
-  /* Nonzero: fa_backward is given gradients of the entropy, of column_sums, and of max_logit, which is of rows then.
-   * The greatest logit of a row has its gradient, of equal ones the one of the first key. */
+  /* Nonzero: fa_backward is given gradients of the entropy, of column_sums, and of max_logit. The greatest logit of a
+   * row, or of a head, has its gradient: of equal ones that of the first row, and of the first key in it. */
   int32_t entropy_gradient;
   int32_t max_logit_gradient;
   int32_t column_sums_gradient;

@@ -34,8 +34,8 @@ struct Statistics {
   ColumnSums column_sums = ColumnSums::none;
   /// The keys with the greatest column sums, so many of each head: of those that column_sums says, else of query heads.
   int top_keys = 0;  ///< up to kMaxTopKeys, and any number of keys that there are; 0: none
-  /// Whether backward is given gradients of the entropy, of column_sums, and of max_logit, which is of rows then. The
-  /// greatest logit of a row has its gradient, of equal ones the one of the first key.
+  /// Whether backward is given gradients of the entropy, of column_sums, and of max_logit. The greatest logit of a row,
+  /// or of a head, has its gradient: of equal ones that of the first row, and of the first key in it.
   bool entropy_gradient = false;
   bool max_logit_gradient = false;
   bool column_sums_gradient = false;
@@ -45,6 +45,7 @@ struct Statistics {
     return top_keys != 0 && column_sums == ColumnSums::none ? ColumnSums::query_heads : column_sums;
   }
   bool any() const noexcept { return max_logit != MaxLogit::none || entropy || summed_heads() != ColumnSums::none; }
+  bool gradient_of_heads() const noexcept { return max_logit_gradient && max_logit_by_head; }
   bool any_gradient() const noexcept { return entropy_gradient || max_logit_gradient || column_sums_gradient; }
   friend bool operator==(const Statistics&, const Statistics&) = default;
 };

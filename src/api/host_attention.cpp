@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "api/paged.hpp"
@@ -122,6 +123,55 @@ class HostStatistics {
   std::int64_t s_ = 0;
 };
 
+/// The gradient of a head's greatest logit as one of rows: that of the first row that has it, and 0 elsewhere.
+class GradientOfHeads {
+ public:
+  explicit GradientOfHeads(const reference::BackwardArgs& of)
+      : b_(of.q.shape[0]),
+        h_q_(of.q.shape[1]),
+        s_q_(of.q.shape[2]),
+        greatest_(static_cast<std::size_t>(b_ * h_q_ * s_q_), -std::numeric_limits<double>::infinity()),
+        gradient_(greatest_.size()),
+        o_(greatest_.size()) {
+    forward_.q = of.q;
+    forward_.k = of.k;
+    forward_.v = of.v;
+    forward_.v.shape[3] = 1;  // o is of no interest
+    forward_.o = TensorView(o_.data(), DType::f32, {b_, h_q_, s_q_, std::int64_t{1}});
+    forward_.scale = of.scale;
+    forward_.causal = of.causal;
+    forward_.causal_align = of.causal_align;
+    forward_.variant = of.variant;
+    forward_.f64 = of.f64;
+    forward_.statistics.max_logit = TensorView(greatest_.data(), DType::f64, {b_, h_q_, s_q_});
+    forward_.statistics.scaled = of.of_scaled;
+  }
+
+  /// Its pass leaves the greatest logits of rows.
+  const reference::ForwardArgs& forward() const noexcept { return forward_; }
+
+  TensorView of_rows(const TensorView& of_heads) {
+    for (std::int64_t h = 0; h < h_q_; ++h) {
+      double greatest = -std::numeric_limits<double>::infinity();
+      std::size_t row = gradient_.size();
+      for (std::int64_t i = 0; i < b_ * s_q_; ++i) {
+        const auto at = static_cast<std::size_t>((i / s_q_ * h_q_ + h) * s_q_ + i % s_q_);
+        if (!(greatest_[at] > greatest)) continue;
+        greatest = greatest_[at];
+        row = at;
+      }
+      if (row < gradient_.size()) reference::load(of_heads, h * of_heads.strides[0], 1, 1, &gradient_[row]);
+    }
+    return TensorView(gradient_.data(), DType::f64, {b_, h_q_, s_q_});
+  }
+
+ private:
+  std::int64_t b_, h_q_, s_q_;
+  std::vector<double> greatest_, gradient_;  // [b, h_q, s_q]
+  std::vector<float> o_;
+  reference::ForwardArgs forward_;
+};
+
 }  // namespace
 
 template <class Call, class Args>
@@ -194,8 +244,18 @@ void HostAttention::run(const ForwardCall& call, const reference::ForwardArgs& a
 }
 
 void HostAttention::backward(const BackwardCall& call, const VariantCall& variant) const {
-  const reference::BackwardArgs args = backward_args(call, variant);
+  reference::BackwardArgs args = backward_args(call, variant);
   if (config_.varlen) check_lengths(call.sequences, call.shape);
+  std::optional<GradientOfHeads> of_heads;
+  if (args.dmax_logit.defined() && config_.statistics.gradient_of_heads()) {
+    of_heads.emplace(args);
+    if (config_.varlen) {
+      reference::forward(of_heads->forward(), call.sequences, false);
+    } else {
+      reference::forward(of_heads->forward());
+    }
+    args.dmax_logit = of_heads->of_rows(args.dmax_logit);
+  }
   if (!config_.varlen) return reference::backward(args);
   reference::backward(args, call.sequences, config_.zero_padding);
 }

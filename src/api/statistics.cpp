@@ -109,8 +109,8 @@ void validate_statistics(const AttentionConfig& config) {
   if (wanted.column_sums_gradient && wanted.column_sums == ColumnSums::none) {
     throw_invalid("statistics.column_sums_gradient", "true", "false without column_sums");
   }
-  if (wanted.max_logit_gradient && (wanted.max_logit == MaxLogit::none || wanted.max_logit_by_head)) {
-    throw_invalid("statistics.max_logit_gradient", "true", "false without max_logit of rows");
+  if (wanted.max_logit_gradient && wanted.max_logit == MaxLogit::none) {
+    throw_invalid("statistics.max_logit_gradient", "true", "false without max_logit");
   }
   if (wanted.top_keys < 0 || wanted.top_keys > kMaxTopKeys) {
     throw_invalid("statistics.top_keys", wanted.top_keys, fmt::format("0 to {}", kMaxTopKeys));
@@ -182,7 +182,13 @@ StatisticsGradients check_statistics_gradients(const AttentionConfig& config, co
   constexpr const char* kRows = "[b, h_q, s_q]";
   check("entropy", given.entropy, wanted.entropy_gradient, shape, checked.entropy, kRows);
   check("dentropy", given.dentropy, wanted.entropy_gradient, shape, checked.dentropy, kRows);
-  check("dmax_logit", given.dmax_logit, wanted.max_logit_gradient, shape, checked.dmax_logit, kRows);
+  if (!wanted.gradient_of_heads()) {
+    check("dmax_logit", given.dmax_logit, wanted.max_logit_gradient, shape, checked.dmax_logit, kRows);
+  } else if (is_wanted("dmax_logit", given.dmax_logit, true)) {
+    checked_of_heads("dmax_logit", config, given.dmax_logit, shape.h_q);
+    check_read_row_major("dmax_logit", given.dmax_logit);
+    checked.dmax_logit = given.dmax_logit;
+  }
   check("dcolumn_sums", given.dcolumn_sums, wanted.column_sums_gradient, of_keys(config, shape), checked.dcolumn_sums,
         "[b, h, s_kv]");
   if (inputs.place && wanted.any_gradient()) {

@@ -127,6 +127,7 @@ BackwardPlan plan_backward(const Problem& problem, const Fixed& fixed, bool dete
   plan.preprocess = helper<BackwardPreprocess>(problem, kPreprocessWarps);
   set_statistics_gradients(problem, plan.preprocess);
   plan.preprocess.max_logit = 0;  // which it has no part in
+  plan.preprocess.max_logit_by_head = false;
   if (problem.scans_rows()) plan.statistic_rows = statistic_rows_spec(problem);
   plan.main = family.specs(problem, followed_backward(problem, fixed, deterministic), choice, deterministic);
   check_kernel(fixed, plan.main.front(), "kernel_backward");
@@ -174,6 +175,7 @@ void set_statistics_gradients(const Problem& problem, KernelSpec& spec) noexcept
   // Without a function the softmax takes the scaled scores.
   const bool of_scaled = problem.statistics.max_logit == MaxLogit::scaled && !spec.variants.score.empty();
   spec.max_logit = of_scaled ? 2 : 1;
+  spec.max_logit_by_head = problem.statistics.max_logit_by_head;
 }
 
 bool orders_dq(const Problem& problem, Family family) noexcept {

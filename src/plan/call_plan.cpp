@@ -258,9 +258,11 @@ void CallPlan::add_statistics_gradients(const Problem& problem, const KernelSet&
     params->dcolumn_sums = static_cast<const float*>(given.dcolumn_sums.data);
     params->sum_group = heads_of_a_sum(problem);
     params->max_keys = nullptr;
+    params->max_rows = nullptr;
     params->row_sums = nullptr;
   }
   if (!problem.scans_rows()) return;
+  if (workspace.has(Section::max_rows)) cleared = workspace.bytes(Section::max_rows);
   const KernelSpec& spec = kernels[Role::statistic_rows];
   const std::int64_t blocks =
       statistic_rows_params(problem, spec, tensors, facts.scale, facts.packed, backward_params.statistic_rows);
@@ -325,8 +327,10 @@ void CallPlan::bind_backward(const SectionAddresses& at) noexcept {
   if (statistics_) {
     CallPlan::BackwardParams& all = backward_params;
     all.statistic_rows.max_keys = at_section<std::int32_t>(at, Section::max_keys);
+    all.statistic_rows.max_rows = at_section<std::uint64_t>(at, Section::max_rows);
     all.statistic_rows.row_sums = at_section<float>(at, Section::row_sums);
     all.statistics.max_keys = all.dq.max_keys = all.statistic_rows.max_keys;
+    all.statistics.max_rows = all.dq.max_rows = all.statistic_rows.max_rows;
     all.statistics.row_sums = all.dq.row_sums = all.statistic_rows.row_sums;
   }
   if (lists) {

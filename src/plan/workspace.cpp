@@ -44,9 +44,9 @@ bool is_empty(const Problem& problem) {
 }  // namespace
 
 const char* name_of(Section section) noexcept {
-  static constexpr std::array kNames{"counters", "partial_o", "partial_lse", "lse_log2",     "delta",
-                                     "dq_accum", "dq_turns",  "partial_dkv", "schedule",     "column_sums",
-                                     "max_keys", "row_sums",  "tile_lists",  "dq_tile_lists"};
+  static constexpr std::array kNames{"counters", "partial_o", "partial_lse", "lse_log2",   "delta",
+                                     "dq_accum", "dq_turns",  "partial_dkv", "schedule",   "column_sums",
+                                     "max_rows", "max_keys",  "row_sums",    "tile_lists", "dq_tile_lists"};
   static_assert(kNames.size() == kSections);
   return kNames[static_cast<std::size_t>(section)];
 }
@@ -131,6 +131,8 @@ WorkspaceLayout backward_workspace(const Problem& problem, const BackwardChoice&
     layout.add(section, (bytes_of(words) + kAlignment - 1) / kAlignment * kAlignment);
   };
   const std::int64_t rows = (problem.varlen ? 1 : problem.b) * problem.h_q * padded_rows;
+  // First: it is cleared in front.
+  if (problem.statistics.gradient_of_heads()) add(Section::max_rows, 2 * problem.h_q);
   add(Section::lse_log2, rows);
   add(Section::delta, rows);
   if (needs.dq_accum) add(Section::dq_accum, rows * problem.d_qk);

@@ -24,13 +24,14 @@ enum class Section : std::uint8_t {
   partial_dkv,  ///< f32 [splits, b, h_kv, s_kv, d_qk + d_v]
   schedule,     ///< templates/common/schedule_params.cuh
   column_sums,  ///< f32 [b, heads, s_kv], or [heads, total_kv]: where top keys are wanted alone
+  max_rows,     ///< u64 [h_q]: in which rows the greatest logits of heads are
   max_keys,     ///< i32 [b, h_q, s_q], or [h_q, total_q]: where greatest logits are
   row_sums,     ///< f32, likewise: of P times the gradient of column sums
   // Last: the caller may have memory of their own for them.
   tile_lists,     ///< of the attention kernel, with scratch of the kernel that writes them
   dq_tile_lists,  ///< of the pass for dQ
 };
-inline constexpr std::size_t kSections = 14;
+inline constexpr std::size_t kSections = 15;
 const char* name_of(Section section) noexcept;
 
 /// Where each section begins; null of those that a call does not have.

@@ -24,9 +24,31 @@ FA_DEVICE float column_gradient(const Params& params, const Lengths& lengths, in
   }
 }
 
+/// A row among those of all batch entries. There are fewer than 2^32 - 1, as the host has checked.
+template <bool kVarlen, class Params, class Lengths>
+FA_DEVICE uint32_t row_of_all(const Params& params, const Lengths& lengths, int batch, int row) {
+  if constexpr (kVarlen) {
+    return static_cast<uint32_t>(lengths.first_row + row);
+  } else {
+    return static_cast<uint32_t>(batch) * static_cast<uint32_t>(params.s_q) + static_cast<uint32_t>(row);
+  }
+}
+
+/// The greatest logit of a head and its row as one number: in its upper half the logit, ordered as floats are, in the
+/// lower half the row's complement. So the greatest number is of the greatest logit, and of equal ones of the first
+/// row. 0 is of no row.
+FA_DEVICE uint64_t logit_and_row(float logit, uint32_t row) {
+  const uint32_t bits = ptx::bits(logit == 0.f ? 0.f : logit);  // zeros of both signs are equal
+  const uint32_t ordered = static_cast<int32_t>(bits) < 0 ? ~bits : bits | 0x80000000u;
+  return static_cast<uint64_t>(ordered) << 32 | static_cast<uint32_t>(~row);
+}
+FA_DEVICE uint32_t row_of(uint64_t logit_and_row) {
+  return ~static_cast<uint32_t>(logit_and_row);
+}
+
 /// What gradients of a row's statistics add to dS of its keys:
 ///   by the entropy H   -dentropy P (log P + H),   of which the preprocess kernel puts H in delta,
-///   by the maximum     dmax_logit at the key that it is of,
+///   by the maximum     dmax_logit at the key that it is of; by that of the head in the one row that has it,
 ///   by column sums     P (g - rowsum(P o g)) with the keys' g (column_gradient), of which delta has the second.
 /// A Config that is given neither has nothing of it.
 template <class Config>
@@ -43,7 +65,13 @@ struct RowGradients {
     const int64_t at = statistic_of_row<kVarlen<Config>>(params, first(params, lengths, batch), head, row);
     if constexpr (kEntropyGradient<Config>) slope = ptx::ld_global(params.dentropy + at) * kLn2;
     if constexpr (kOfMax != 0) {
-      max_gradient = ptx::ld_global(params.dmax_logit + at);
+      if constexpr (kMaxLogitByHead<Config>) {
+        const uint32_t row_of_max = row_of(ptx::ld_global(params.max_rows + head));
+        if (row_of_max != row_of_all<kVarlen<Config>>(params, lengths, batch, row)) return;
+        max_gradient = ptx::ld_global(params.dmax_logit + head);
+      } else {
+        max_gradient = ptx::ld_global(params.dmax_logit + at);
+      }
       max_key = ptx::ld_global(params.max_keys + at);
     }
   }

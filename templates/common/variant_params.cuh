@@ -70,19 +70,21 @@ struct BackwardVariantParams : BackwardParams {
 struct BackwardStatisticsParams : BackwardVariantParams {
   const float* entropy;       // of the forward, natural units
   const float* dentropy;      // its gradient
-  const float* dmax_logit;    // gradient of the greatest logits
+  const float* dmax_logit;    // gradient of the greatest logits; of those of heads [h_q]
   const float* dcolumn_sums;  // and of column sums: [b, h, s_kv], of packed batches [h, total_kv]
   // In the workspace, like the statistics of rows.
-  const int32_t* max_keys;  // the keys of the greatest logits, -1: none
-  const float* row_sums;    // of P times dcolumn_sums
-  int32_t sum_group;        // query heads of a column sum
+  const int32_t* max_keys;   // the keys of the greatest logits, -1: none
+  const uint64_t* max_rows;  // [h_q], the rows of the greatest logits of heads (statistics_gradients.cuh)
+  const float* row_sums;     // of P times dcolumn_sums
+  int32_t sum_group;         // query heads of a column sum
   int32_t unused;
 };
 
-/// Launch parameters of the kernel that writes the two in the workspace.
+/// Launch parameters of the kernel that writes these in the workspace.
 struct StatisticRowsParams : ForwardVariantParams {
   const float* dcolumn_sums;
   int32_t* max_keys;
+  uint64_t* max_rows;  // 0 when the kernel starts
   float* row_sums;
   int32_t sum_group;
   int32_t unused;

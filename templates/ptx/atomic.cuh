@@ -27,6 +27,10 @@ FA_DEVICE void red_min_u32(uint32_t* address, uint32_t value) {
   asm volatile("red.relaxed.gpu.global.min.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "r"(value)
                : "memory");
 }
+FA_DEVICE void red_max_u64(uint64_t* address, uint64_t value) {
+  asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "l"(value)
+               : "memory");
+}
 
 /// st.release.gpu: what all threads of the block have written in front of a barrier can be read by who sees the flag.
 FA_DEVICE void raise_flag_global(uint64_t* address, uint64_t value) {

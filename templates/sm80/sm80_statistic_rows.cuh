@@ -32,7 +32,8 @@ struct ForwardOfRows : Config {
 };
 
 /// What gradients of statistics need of whole rows, in front of a backward: the key of a row's greatest logit, of equal
-/// ones the first, and the sum of its P times the gradient of the keys' column sums.
+/// ones the first; of the greatest logit of a head its row, too; and the sum of its P times the gradient of the keys'
+/// column sums.
 ///
 /// A backward that looked for the maximum of a forward among its own scores might find none: the two add in other
 /// orders.
@@ -229,6 +230,13 @@ struct StatisticRows {
         const int64_t at = statistic_of_row<kVarlen>(params, first, rows.tile.head, row);
         const int key = found.key[m][r];
         if constexpr (kFindsMax) ptx::st_global(params.max_keys + at, key == kNoKey ? int32_t{-1} : int32_t{key});
+        if constexpr (kFindsMax && kMaxLogitByHead<Config>) {
+          if (key != kNoKey) {
+            ptx::red_max_u64(
+                params.max_rows + rows.tile.head,
+                logit_and_row(found.score[m][r], row_of_all<kVarlen>(params, rows.lengths, rows.tile.batch, row)));
+          }
+        }
         if constexpr (kSums) ptx::st_global(params.row_sums + at, found.sum[m][r]);
       }
     }

@@ -1335,9 +1335,18 @@ static void test_statistics_gradients(void) {
   CHECK(fa_backward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
   fa_destroy(attention);
   config.struct_size = sizeof config;
+  /* Of its one head the row has the greatest logit. */
   config.max_logit_by_head = 1;
-  CHECK(fa_create(&config, (fa_device){FA_DEVICE_HOST, 0}, &attention) == FA_INVALID_ARGUMENT);
-  CHECK(strcmp(fa_last_error_field("argument"), "statistics.max_logit_gradient") == 0);
+  inputs.struct_size = sizeof inputs;
+  inputs.dmax_logit = &dmax_logit_;
+  CHECK(fa_create(&config, (fa_device){FA_DEVICE_HOST, 0}, &attention) == FA_OK);
+  CHECK(fa_backward(attention, &inputs, &outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "dmax_logit") == 0);
+  dmax_logit_.rank = 1;
+  for (int d = 0; d < D; ++d) dq[d] = 0;
+  CHECK(fa_backward(attention, &inputs, &outputs, NULL, NULL) == FA_OK);
+  for (int d = 0; d < D; ++d) CHECK(fabs(expected[d] - dq[d]) < 1e-4);
+  fa_destroy(attention);
 }
 
 static void test_version(void) {

@@ -514,6 +514,15 @@ void red_min_u64(std::uint64_t* address, std::uint64_t value, const Site& site) 
   while (before > value && !place.compare_exchange_weak(before, value)) continue;
 }
 
+void red_max_u64(std::uint64_t* address, std::uint64_t value, const Site& site) {
+  constexpr const char* kName = "red.relaxed.gpu.global.max.u64";
+  check_global_load(address, sizeof value, kName, site);
+  check_global_store(address, sizeof value, kName, site);
+  const std::atomic_ref<std::uint64_t> place(*address);
+  std::uint64_t before = place.load();
+  while (before < value && !place.compare_exchange_weak(before, value)) continue;
+}
+
 void red_max_u32(std::uint32_t* address, std::uint32_t value, const Site& site) {
   constexpr const char* kName = "red.global.max.u32";
   check_global_load(address, sizeof value, kName, site);

@@ -44,6 +44,7 @@ void await_global(const std::int32_t* address, std::int32_t value, const Site& s
 /// Raises a number of global memory that somebody has written to at least `value`.
 void red_max_s32(std::int32_t* address, std::int32_t value, const Site& site);
 void red_min_u32(std::uint32_t* address, std::uint32_t value, const Site& site);
+void red_max_u64(std::uint64_t* address, std::uint64_t value, const Site& site);
 void red_min_u64(std::uint64_t* address, std::uint64_t value, const Site& site);
 void red_max_u32(std::uint32_t* address, std::uint32_t value, const Site& site);
 /// Adds to a counter of global memory that somebody has written: what was there before.

@@ -16,11 +16,16 @@ using fa::plan::CallPlan;
 using fa::plan::KernelSpec;
 using fa::plan::Section;
 
+std::byte* place_zeros(const CallPlan& call, Memory& memory, Section section) {
+  const std::vector<std::byte> zeros(call.cleared);
+  std::byte* const base = memory.add_input(name_of(section), zeros);
+  memory.set_flags(base, zeros.size(), Memory::kReadable | Memory::kWritable);
+  return base;
+}
+
 /// Zeros in the counter and in the norms, and nothing between the two.
 std::byte* place_counters(const CallPlan& call, Memory& memory) {
-  const std::vector<std::byte> zeros(call.cleared);
-  std::byte* const base = memory.add_input(name_of(Section::counters), zeros);
-  memory.set_flags(base, zeros.size(), Memory::kReadable | Memory::kWritable);
+  std::byte* const base = place_zeros(call, memory, Section::counters);
   if (std::ranges::find(call.steps(), fa::plan::Role::norms, &fa::plan::Step::role) != call.steps().end()) {
     memory.set_flags(base + sizeof(std::int32_t), fa::plan::kCounterBytes - sizeof(std::int32_t), 0);
   }
@@ -44,6 +49,10 @@ fa::plan::SectionAddresses place_sections(const CallPlan& call, Memory& memory, 
     if (!call.workspace.has(section)) continue;
     if (section == Section::counters) {
       at[i] = place_counters(call, memory);
+      continue;
+    }
+    if (section == Section::max_rows) {
+      at[i] = place_zeros(call, memory, section);
       continue;
     }
     if (section == Section::schedule) {

@@ -263,6 +263,22 @@ TEST_F(GpuStatisticsGradients, OfEveryDtypeAndHeadDim) {
   }
 }
 
+TEST_F(GpuStatisticsGradients, OfHeads) {
+  for (const bool deterministic : {false, true}) {
+    for (const std::int64_t d : {64, 128, 256}) {
+      StatisticsGradientCase c{
+          {"heads", attention_of(DType::f16, {3, 4, 2, 700, 517, d, d}, true), asks(MaxLogit::softmax, deterministic)}};
+      c.of.config.statistics.max_logit_by_head = true;
+      expect_right(c);
+      c.of.attention = attention_of(DType::f16, {1, 4, 2, 900, 1000, d, d}, true);
+      c.of.cu_q = {5, 300, 300, 431, 890};
+      c.of.cu_kv = {0, 420, 440, 440, 1000};
+      c.of.config.varlen = true;
+      expect_right(c);
+    }
+  }
+}
+
 TEST_F(GpuStatisticsGradients, OfFunctionsMasksWindowsAndSinks) {
   for (const bool deterministic : {false, true}) {
     for (const std::int64_t d : {64, 128}) {

@@ -79,7 +79,7 @@ def weighted(results, weights):
     return sum((t * w.to(t.dtype)).sum() for t, w in zip(results[:5], weights) if t is not None)
 
 
-def by_pytorch(q, k, v, causal, sink=None):
+def by_pytorch(q, k, v, causal, sink=None, by_head=False):
     """The same by PyTorch's own operations: o, lse, the greatest logits, the entropy and column sums of KV heads."""
     group = q.shape[1] // k.shape[1]
     scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) / math.sqrt(q.shape[-1])
@@ -89,31 +89,34 @@ def by_pytorch(q, k, v, causal, sink=None):
     lse = everything.logsumexp(-1)
     p = torch.exp(scores - lse[..., None])
     entropy = -(p * torch.where(p > 0, scores - lse[..., None], 0)).sum(-1)
-    return p @ v.repeat_interleave(group, 1), lse, scores.max(-1).values, entropy, p.unflatten(1, (-1, group)).sum((2, 3))
+    greatest = scores.transpose(0, 1).flatten(1).max(-1).values if by_head else scores.max(-1).values
+    return p @ v.repeat_interleave(group, 1), lse, greatest, entropy, p.unflatten(1, (-1, group)).sum((2, 3))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("with_sink", [False, True])
+@pytest.mark.parametrize("by_head", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-def test_gradients_are_those_of_pytorch(device, causal, with_sink, dtype):
+def test_gradients_are_those_of_pytorch(device, causal, by_head, with_sink, dtype):
     tensors_ = tensors(device, dtype)
     sink = torch.randn(H_Q, dtype=torch.float32, device=device)
     leaves = [*tensors_, *([sink] if with_sink else [])]
-    weights = [torch.randn(shape, device=device) for shape in ((B, H_Q, S_Q, D), (B, H_Q, S_Q), (B, H_Q, S_Q), (B, H_Q, S_Q), (B, H_KV, S_KV))]
+    greatest = (H_Q,) if by_head else (B, H_Q, S_Q)
+    weights = [torch.randn(shape, device=device) for shape in ((B, H_Q, S_Q, D), (B, H_Q, S_Q), greatest, (B, H_Q, S_Q), (B, H_KV, S_KV))]
 
     ours = [t.detach().clone().requires_grad_() for t in leaves]
-    results = attention_statistics(*ours[:3], causal=causal, max_logit="softmax", entropy=True, column_sums="kv_heads",
-                                   sink=ours[3] if with_sink else None)
+    results = attention_statistics(*ours[:3], causal=causal, max_logit="softmax", max_logit_by_head=by_head, entropy=True,
+                                   column_sums="kv_heads", sink=ours[3] if with_sink else None)
     weighted(results, weights).backward()
     exact = [t.detach().double().requires_grad_() for t in leaves]
-    theirs = by_pytorch(*exact[:3], causal, exact[3] if with_sink else None)
+    theirs = by_pytorch(*exact[:3], causal, exact[3] if with_sink else None, by_head)
     sum((t * w).sum() for t, w in zip(theirs, weights)).backward()
     unit = {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9, torch.float32: 1e-4}[dtype]
     for mine, theirs in zip(ours, exact):
         assert (mine.grad.double() - theirs.grad).abs().max() <= unit * theirs.grad.abs().max()
 
 
-@pytest.mark.parametrize("which", ["entropy", "max_logit", "column_sums", "all"])
+@pytest.mark.parametrize("which", ["entropy", "max_logit", "max_logit of heads", "column_sums", "all"])
 def test_gradients_by_differences(which):
     torch.manual_seed(5)
     q, k, v = (torch.randn(1, h, s, 8, dtype=torch.float64, requires_grad=True) for h, s in ((2, 4), (1, 6), (1, 6)))
@@ -121,7 +124,8 @@ def test_gradients_by_differences(which):
     slope = torch.rand(2, dtype=torch.float64, requires_grad=True)
 
     def statistics(q, k, v, sink, slope):
-        results = attention_statistics(q, k, v, causal=True, max_logit="scaled" if which in ("max_logit", "all") else "none",
+        results = attention_statistics(q, k, v, causal=True, max_logit="scaled" if "max_logit" in which or which == "all" else "none",
+                                       max_logit_by_head=which == "max_logit of heads",
                                        entropy=which in ("entropy", "all"), sink=sink,
                                        column_sums="query_heads" if which in ("column_sums", "all") else "none",
                                        deterministic=which == "all", captures={"slope": slope},
@@ -134,8 +138,8 @@ def test_gradients_by_differences(which):
 def test_what_has_no_gradient(device):
     q, k, v = (t.requires_grad_() for t in tensors(device))
     got = attention_statistics(q, k, v, max_logit="softmax", max_logit_by_head=True, entropy=True, column_sums="kv_heads", top_keys=3)
-    assert not got.max_logit.requires_grad and not got.top_keys.requires_grad
-    assert got.entropy.requires_grad and got.column_sums.requires_grad and got.o.requires_grad and got.lse.requires_grad
+    assert not got.top_keys.requires_grad
+    assert got.max_logit.requires_grad and got.entropy.requires_grad and got.column_sums.requires_grad and got.o.requires_grad and got.lse.requires_grad
     gradient, = torch.autograd.grad(got.entropy.sum(), q)
     assert gradient.abs().max() > 0
     plain = attention_statistics(q.detach(), k.detach(), v.detach(), entropy=True)

@@ -9,7 +9,7 @@ namespace fa::test {
 namespace {
 
 constexpr const char* kSmall = "tile_m=32 tile_n=32 warps=2 stages=1";
-constexpr std::int64_t kPeriod = 7;  // of keys that repeat
+constexpr std::int64_t kPeriod = 7;  // of rows that repeat
 
 AttentionConfig asks(MaxLogit max_logit, bool entropy) {
   AttentionConfig config;
@@ -57,18 +57,24 @@ std::vector<float> random_numbers(std::size_t count, std::uint64_t seed) {
   return values;
 }
 
+/// Of statistics of rows, or of heads.
+TensorView max_logit_view(const StatisticsGradientCase& c, const void* data) {
+  return c.of.config.statistics.max_logit_by_head ? TensorView(data, DType::f32, {c.of.attention.h_q})
+                                                  : rows_view(c, data);
+}
+
 std::vector<float> random_rows(const StatisticsGradientCase& c, bool given, std::uint64_t seed) {
   const AttentionCase& a = c.of.attention;
   return random_numbers(given ? static_cast<std::size_t>(a.b * a.h_q * a.s_q) : 0, seed);
 }
 
-/// Key j becomes key j % kPeriod.
-void repeat_keys(HostTensor& k) {
-  const TensorView view = k.view();
+/// Row j becomes row j % kPeriod.
+void repeat_rows(HostTensor& tensor) {
+  const TensorView view = tensor.view();
   for (std::int64_t b = 0; b < view.shape[0]; ++b) {
     for (std::int64_t h = 0; h < view.shape[1]; ++h) {
       for (std::int64_t s = kPeriod; s < view.shape[2]; ++s) {
-        for (std::int64_t i = 0; i < view.shape[3]; ++i) k.set(b, h, s, i, k.at(b, h, s % kPeriod, i));
+        for (std::int64_t i = 0; i < view.shape[3]; ++i) tensor.set(b, h, s, i, tensor.at(b, h, s % kPeriod, i));
       }
     }
   }
@@ -76,7 +82,8 @@ void repeat_keys(HostTensor& k) {
 
 StatisticsData data_of(const StatisticsGradientCase& c) {
   StatisticsData data(c.of);
-  if (c.ties) repeat_keys(data.inputs.k);
+  if (c.ties) repeat_rows(data.inputs.k);
+  if (c.ties && c.of.config.statistics.max_logit_by_head) repeat_rows(data.inputs.q);
   return data;
 }
 
@@ -119,6 +126,20 @@ std::vector<StatisticsGradientCase> statistics_gradient_cases() {
   add("f32", attention_of(DType::f32, {1, 2, 1, 33, 50, 8, 8}, true), both);
   add("entropy", attention_of(DType::f16, {1, 2, 1, 40, 50, 16, 16}, false), asks(MaxLogit::none, true));
   add("max_logit", attention_of(DType::f16, {1, 2, 1, 40, 50, 16, 16}, true), asks(MaxLogit::softmax, false));
+  AttentionConfig heads = both;
+  heads.statistics.max_logit_by_head = true;
+  add("heads", attention_of(DType::f16, {2, 4, 2, 40, 50, 16, 16}, true), heads);
+  add("heads_ties", attention_of(DType::f16, {2, 2, 1, 40, 50, 16, 16}, false), heads)->ties = true;
+  add("heads_below_zero", attention_of(DType::f16, {2, 3, 1, 45, 70, 16, 16}, true), with(heads, "score * 0.1 - 50.0"));
+  StatisticsGradientCase* const packed_heads =
+      add("heads_packed", attention_of(DType::f16, {1, 2, 1, 90, 110, 16, 16}, true), heads);
+  packed_heads->of.cu_q = {2, 40, 40, 85};
+  packed_heads->of.cu_kv = {0, 30, 50, 110};
+  packed_heads->of.config.varlen = true;
+  heads.statistics.max_logit = MaxLogit::scaled;
+  add("heads_scaled", attention_of(DType::f16, {1, 2, 1, 45, 70, 16, 16}, true, -1.5f),
+      with(heads, "2.0 * tanh(score / 2.0)"))
+      ->infinite = true;
   add("negative_scale", attention_of(DType::f16, {1, 2, 1, 40, 50, 16, 16}, true, -0.7f), both);
   add("ties", attention_of(DType::f16, {1, 2, 1, 40, 50, 16, 16}, true), both)->ties = true;
   add("softcap_scaled", attention_of(DType::f16, {1, 2, 1, 45, 70, 16, 16}, true, -1.5f),
@@ -157,8 +178,8 @@ std::vector<StatisticsGradientCase> statistics_gradient_cases() {
   ragged->of.cu_kv = {0, 30, 50, 110};
   ragged->of.config.varlen = true;
   // dQ in a pass of its own.
-  for (const char* const name : {"causal", "softcap_scaled", "mask", "window_sink", "dropout", "packed", "f32",
-                                 "sums_kv", "sums_packed", "sums_dropout"}) {
+  for (const char* const name : {"causal", "heads", "heads_packed", "softcap_scaled", "mask", "window_sink", "dropout",
+                                 "packed", "f32", "sums_kv", "sums_packed", "sums_dropout"}) {
     const auto like = std::ranges::find(cases, std::string("gradients_") + name,
                                         [](const StatisticsGradientCase& c) { return c.of.name; });
     StatisticsGradientCase alone = *like;
@@ -177,13 +198,14 @@ StatisticsGradientData::StatisticsGradientData(const StatisticsGradientCase& c)
   const Statistics& given = c.of.config.statistics;
   dlse = random_rows(c, c.dlse, 11);
   dentropy = random_rows(c, given.entropy_gradient, 12);
-  dmax_logit = random_rows(c, given.max_logit_gradient, 13);
+  dmax_logit = given.gradient_of_heads() ? random_numbers(static_cast<std::size_t>(a.h_q), 13)
+                                         : random_rows(c, given.max_logit_gradient, 13);
   if (given.column_sums_gradient) dcolumn_sums = random_numbers(results.column_sums.size(), 14);
   if (c.infinite) results.lse.back() = std::numeric_limits<float>::infinity();
   for (std::size_t i = 0; i < results.lse.size(); ++i) {
     if (!std::isinf(results.lse[i])) continue;  // else nothing reads them
     for (std::vector<float>* const rows : {&dentropy, &dmax_logit}) {
-      if (!rows->empty()) (*rows)[i] = std::numeric_limits<float>::quiet_NaN();
+      if (rows->size() == results.lse.size()) (*rows)[i] = std::numeric_limits<float>::quiet_NaN();
     }
   }
 }
@@ -220,7 +242,9 @@ BackwardInputs inputs_of(const StatisticsGradientCase& c, const StatisticsGradie
   inputs.sequences = forward.sequences;
   if (!data.dentropy.empty()) inputs.statistics.entropy = rows(data.results.entropy);
   inputs.statistics.dentropy = rows(data.dentropy);
-  inputs.statistics.dmax_logit = rows(data.dmax_logit);
+  if (!data.dmax_logit.empty()) {
+    inputs.statistics.dmax_logit = max_logit_view(c, memory.read(data.dmax_logit.data(), 4 * data.dmax_logit.size()));
+  }
   if (!data.dcolumn_sums.empty()) {
     const AttentionCase& a = c.of.attention;
     const std::int64_t heads = c.of.config.statistics.column_sums == ColumnSums::kv_heads ? a.h_kv : a.h_q;

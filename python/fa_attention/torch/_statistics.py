@@ -87,9 +87,8 @@ class _Differentiable(torch.autograd.Function):
         given = {**call.given, **dict(zip(call.names, captures))}
         call = call._replace(given=given)
         results = _forward(q, k, v, sink, call)
-        by_head = dict(call.options)["max_logit_by_head"]
-        fixed = [results.max_logit if by_head else None, results.top_keys]
-        ctx.mark_non_differentiable(*[t for t in fixed if t is not None])
+        if results.top_keys is not None:
+            ctx.mark_non_differentiable(results.top_keys)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, results.o, results.lse, results.entropy, sink, *captures)
         ctx.call = call._replace(given={name: value for name, value in given.items() if name not in call.names})
@@ -103,11 +102,11 @@ class _Differentiable(torch.autograd.Function):
         needed = ctx.needs_input_grad[1:]
         call: _Call = ctx.call._replace(given={**ctx.call.given, **dict(zip(ctx.call.names, captures))})
         options = dict(call.options)
-        by_head = options["max_logit_by_head"]
-        dmax_logit = None if by_head or dmax_logit is None else dmax_logit.to(lse.dtype).contiguous()
+        dmax_logit = None if dmax_logit is None else dmax_logit.to(lse.dtype).contiguous()
         dentropy = None if dentropy is None else dentropy.to(lse.dtype).contiguous()
         dcolumn_sums = None if dcolumn_sums is None else dcolumn_sums.to(lse.dtype).contiguous()
-        options.update(max_logit="none" if dmax_logit is None else options["max_logit"], max_logit_by_head=False,
+        options.update(max_logit="none" if dmax_logit is None else options["max_logit"],
+                       max_logit_by_head=dmax_logit is not None and options["max_logit_by_head"],
                        max_logit_gradient=dmax_logit is not None, entropy=dentropy is not None,
                        entropy_gradient=dentropy is not None, top_keys=0,
                        column_sums="none" if dcolumn_sums is None else options["column_sums"],
@@ -141,7 +140,7 @@ def attention_statistics(q: Tensor, k: Tensor, v: Tensor, *, max_logit: str = "n
     query heads, int32 [b, h, top_keys], the greatest sum first and -1 where there is no key. The others are fp32 (fp64
     for fp64). The other arguments and the errors are those of `attention`.
 
-    Gradients flow through all but top_keys and max_logit of heads; of equal logits of a row to that of the first key.
+    Gradients flow through all but top_keys; of equal logits to that of the first row, and of the first key in it.
     deterministic: they are bitwise repeatable."""
     _raw.check_tensors(q, k, v, False)
     given = dict(captures or {})

@@ -41,6 +41,7 @@ constexpr Field kFields[] = {
     field<&SpecHead::place_in_memory>("place_in_memory").when_set().as("kPlaceInMemory"),
     field<&SpecHead::entropy>("entropy").when_set().as("kEntropyGradient"),
     field<&SpecHead::max_logit>("max_logit").when_above_0().as("kMaxLogitGradient", "2: of the scaled scores"),
+    field<&SpecHead::max_logit_by_head>("max_logit_by_head").when_set().as("kMaxLogitByHead"),
     field<&SpecHead::column_sums>("column_sums").when_set().as("kColumnSumsGradient"),
 };
 static_assert(is_complete<Sm80Backward>(kFields));
@@ -61,6 +62,7 @@ constexpr Field kDqFields[] = {
     field<&SpecHead::place_in_memory>("place_in_memory").when_set().as("kPlaceInMemory"),
     field<&SpecHead::entropy>("entropy").when_set().as("kEntropyGradient"),
     field<&SpecHead::max_logit>("max_logit").when_above_0().as("kMaxLogitGradient", "2: of the scaled scores"),
+    field<&SpecHead::max_logit_by_head>("max_logit_by_head").when_set().as("kMaxLogitByHead"),
     field<&SpecHead::column_sums>("column_sums").when_set().as("kColumnSumsGradient"),
 };
 static_assert(is_complete<Sm80BackwardDq>(kDqFields));

@@ -1,6 +1,9 @@
 #include "plan/statistic_rows.hpp"
 
+#include <fmt/format.h>
+
 #include <array>
+#include <cstdint>
 
 #include "plan/catalogue.hpp"
 #include "plan/forward_launch.hpp"
@@ -19,6 +22,7 @@ constexpr Field kFields[] = {
     field<&SpecHead::warps>("warps").as("kWarps"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
     field<&SpecHead::max_logit>("max_logit").when_above_0().as("kMaxLogitGradient", "2: of the scaled scores"),
+    field<&SpecHead::max_logit_by_head>("max_logit_by_head").when_set().as("kMaxLogitByHead"),
     field<&SpecHead::column_sums>("column_sums").when_set().as("kColumnSumsGradient"),
 };
 
@@ -61,7 +65,13 @@ KernelSpec statistic_rows_spec(const Problem& problem) {
   spec.causal = problem.causal;
   if (problem.variants != nullptr) spec.variants = *problem.variants;
   set_statistics_gradients(problem, spec);
-  spec.entropy = false;  // which needs nothing of it
+  spec.entropy = false;                           // which needs nothing of it
+  constexpr std::int64_t kMostRows = 0xfffffffe;  // those of a head are told by 32 bits
+  if (spec.max_logit_by_head && statistic_rows(problem) / problem.h_q > kMostRows) {
+    support::throw_unsupported("statistics.max_logit_gradient",
+                               fmt::format("{} rows", statistic_rows(problem) / problem.h_q),
+                               fmt::format("at most {} rows of a head with max_logit_by_head", kMostRows));
+  }
   spec.positive_scale = problem.positive_scale || !spec.variants.score.empty();
   spec.aligned = problem.aligned;
   spec.varlen = problem.varlen;
@@ -86,6 +96,7 @@ std::int64_t statistic_rows_params(const Problem& problem, const KernelSpec& spe
   params.dcolumn_sums = static_cast<const float*>(tensors.statistics.dcolumn_sums.data);
   params.sum_group = heads_of_a_sum(problem);
   params.max_keys = nullptr;
+  params.max_rows = nullptr;
   params.row_sums = nullptr;
   return grid.grid;
 }

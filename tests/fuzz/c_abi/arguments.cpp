@@ -237,7 +237,7 @@ GivenConfig Arguments::config(bool host) {
     if (random_.one_in(2)) value.top_keys = static_cast<std::int32_t>(1 + random_.below(random_.one_in(4) ? 1024 : 20));
     value.entropy_gradient = value.entropy != 0 && random_.one_in(2);
     value.column_sums_gradient = value.column_sums != 0 && random_.one_in(2);
-    value.max_logit_gradient = value.max_logit != 0 && value.max_logit_by_head == 0 && random_.one_in(2);
+    value.max_logit_gradient = value.max_logit != 0 && random_.one_in(2);
   }
   value.debug = random_.one_in(6);
   set_cache(&value);
@@ -655,13 +655,14 @@ const fa_probability_dump* Arguments::dump(const GivenConfig& config, const Size
   return give(value);
 }
 
+const fa_tensor* Arguments::max_logit(const GivenConfig& config, const Sizes& given, Use use) {
+  if (config.seen.max_logit_by_head == 0) return statistic(config, given, use);
+  return tensor(statistic_dtype(config.seen), {given.h_q}, use, true);
+}
+
 void Arguments::set_statistics(const GivenConfig& config, const Sizes& given, const fa_tensor& k,
                                fa_forward_outputs* outputs) {
-  const std::int32_t dtype = statistic_dtype(config.seen);
-  if ((config.seen.max_logit != 0) != bad()) {
-    outputs->max_logit = config.seen.max_logit_by_head != 0 ? tensor(dtype, {given.h_q}, Use::output, true)
-                                                            : statistic(config, given, Use::output);
-  }
+  if ((config.seen.max_logit != 0) != bad()) outputs->max_logit = max_logit(config, given, Use::output);
   if ((config.seen.entropy != 0) != bad()) outputs->entropy = statistic(config, given, Use::output);
   const std::int64_t heads = config.seen.column_sums == FA_COLUMN_SUMS_KV_HEADS ? given.h_kv : given.h_q;
   if ((config.seen.top_keys != 0) != bad()) {
@@ -699,7 +700,7 @@ BackwardArguments Arguments::backward(const GivenConfig& config) {
   inputs.max_multiprocessors = multiprocessors();
   if ((config.seen.entropy_gradient != 0) != bad()) inputs.entropy = statistic(config, given, Use::input);
   if ((config.seen.entropy_gradient != 0) != bad()) inputs.dentropy = statistic(config, given, Use::input);
-  if ((config.seen.max_logit_gradient != 0) != bad()) inputs.dmax_logit = statistic(config, given, Use::input);
+  if ((config.seen.max_logit_gradient != 0) != bad()) inputs.dmax_logit = max_logit(config, given, Use::input);
   if ((config.seen.column_sums_gradient != 0) != bad()) inputs.dcolumn_sums = column_sums(config, given, k, Use::input);
   fa_backward_outputs outputs{};
   outputs.dq = heads_tensor(config, given, false, false, Use::output);

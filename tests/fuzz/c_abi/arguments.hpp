@@ -116,6 +116,7 @@ class Arguments : public Structs {
   const fa_tensor* heads_tensor(const GivenConfig& config, const Sizes& sizes, bool keys, bool of_v, Use use,
                                 fa_tensor* seen = nullptr);
   const fa_tensor* statistic(const GivenConfig& config, const Sizes& sizes, Use use);
+  const fa_tensor* max_logit(const GivenConfig& config, const Sizes& given, Use use);
   const fa_tensor* column_sums(const GivenConfig& config, const Sizes& given, const fa_tensor& k, Use use);
   const fa_tensor* sink(const GivenConfig& config, const Sizes& sizes, Use use);
   const fa_shard_place* place(const Sizes& sizes);

@@ -67,6 +67,10 @@ struct Loss {
     return packed() ? TensorView(values.data(), DType::f64, {heads, kB * kSkv})
                     : TensorView(values.data(), DType::f64, {kB, heads, kSkv});
   }
+  /// Greatest logits, or their gradients: of rows, or the first of them of heads.
+  TensorView greatest(std::vector<double>& values) const {
+    return config.statistics.max_logit_by_head ? TensorView(values.data(), DType::f64, {kHq}) : rows(values);
+  }
   PackedSequences sequences() const {
     PackedSequences result;
     if (!packed()) return result;
@@ -89,7 +93,7 @@ struct Loss {
     add_others(inputs);
     ForwardOutputs outputs{tensor(o, kHq, kSq), rows(lse)};
     outputs.statistics.entropy = rows(entropy);
-    outputs.statistics.max_logit = rows(max_logit);
+    outputs.statistics.max_logit = greatest(max_logit);
     outputs.statistics.column_sums = columns(sums);
     Attention::create(config, Device::host()).forward(inputs, outputs);
     double sum = 0;
@@ -100,6 +104,8 @@ struct Loss {
     for (std::size_t i = 0; i < lse.size(); ++i) {
       if (std::isinf(lse[i])) continue;
       sum += lse[i] * dlse[i] + entropy[i] * dentropy[i];
+    }
+    for (std::size_t i = 0; i < static_cast<std::size_t>(greatest(max_logit).elements()); ++i) {
       if (std::isfinite(max_logit[i])) sum += max_logit[i] * dmax_logit[i];
     }
     return sum;
@@ -114,7 +120,7 @@ struct Loss {
                           tensor(dout, kHq, kSq),
                           rows(dlse)};
     add_others(inputs);
-    inputs.statistics = {rows(entropy), rows(dentropy), rows(dmax_logit), columns(dsums)};
+    inputs.statistics = {rows(entropy), rows(dentropy), greatest(dmax_logit), columns(dsums)};
     return inputs;
   }
 
@@ -197,6 +203,49 @@ TEST(StatisticsGradients, AreThoseOfDifferencesInPackedBatches) {
   loss.expect_gradients();
 }
 
+TEST(StatisticsGradients, OfHeadsAreThoseOfDifferences) {
+  for (const MaxLogit max_logit : {MaxLogit::softmax, MaxLogit::scaled}) {
+    for (const bool varlen : {false, true}) {
+      Loss loss;
+      loss.config.causal = true;
+      loss.config.statistics.max_logit = max_logit;
+      loss.config.statistics.max_logit_by_head = true;
+      loss.config.score = ScoreFunction{"2.0 * tanh(score) - 3.0"};
+      loss.config.varlen = varlen;
+      if (varlen) {
+        loss.cu_q = {0, 5, 5, 14};
+        loss.cu_kv = {0, 3, 8, 18};
+      }
+      loss.expect_gradients();
+    }
+  }
+}
+
+TEST(StatisticsGradients, OfHeadsWithEqualLogitsTheFirstRowHasIt) {
+  Loss loss;
+  loss.config.statistics = {.max_logit = MaxLogit::softmax, .max_logit_by_head = true, .max_logit_gradient = true};
+  for (std::vector<double>* const tensor : {&loss.q, &loss.k}) {
+    for (std::size_t i = kD; i < tensor->size(); ++i) (*tensor)[i] = (*tensor)[i % kD];
+  }
+  ForwardInputs inputs{loss.tensor(loss.q, kHq, kSq), loss.tensor(loss.k, kHkv, kSkv), loss.tensor(loss.v, kHkv, kSkv)};
+  ForwardOutputs outputs{loss.tensor(loss.o, kHq, kSq), loss.rows(loss.lse)};
+  outputs.statistics.max_logit = loss.greatest(loss.max_logit);
+  const Attention attention = Attention::create(loss.config, Device::host());
+  attention.forward(inputs, outputs);
+  std::fill(loss.dout.begin(), loss.dout.end(), 0.0);
+  std::vector<double> dq(loss.q.size());
+  BackwardInputs given{inputs.q, inputs.k, inputs.v, outputs.o, outputs.lse, loss.tensor(loss.dout, kHq, kSq)};
+  given.statistics.dmax_logit = loss.greatest(loss.dmax_logit);
+  BackwardOutputs gradients;
+  gradients.dq = loss.tensor(dq, kHq, kSq);
+  attention.backward(given, gradients);
+  for (std::size_t i = 0; i < dq.size(); ++i) {
+    const auto row = static_cast<std::int64_t>(i) / kD;
+    const bool is_first = row / kSq < kHq && row % kSq == 0;  // of the first entry
+    EXPECT_EQ(dq[i] != 0, is_first) << i;
+  }
+}
+
 TEST(StatisticsGradients, OfEqualLogitsTheFirstHasIt) {
   Loss loss;
   for (std::int64_t i = 0; i < static_cast<std::int64_t>(loss.k.size()); ++i) {
@@ -228,7 +277,6 @@ TEST(StatisticsGradients, RefuseWhatTheyCannotBeOf) {
   };
   refuses("statistics.entropy_gradient", [](AttentionConfig& c) { c.statistics.entropy = false; });
   refuses("statistics.max_logit_gradient", [](AttentionConfig& c) { c.statistics.max_logit = MaxLogit::none; });
-  refuses("statistics.max_logit_gradient", [](AttentionConfig& c) { c.statistics.max_logit_by_head = true; });
   refuses("statistics.column_sums_gradient", [](AttentionConfig& c) { c.statistics.column_sums = ColumnSums::none; });
 }
 
@@ -249,6 +297,8 @@ TEST(StatisticsGradients, RefuseTensorsThatDoNotFit) {
   refuses("dentropy", [](BackwardInputs& in) { in.statistics.dentropy.strides[2] = 2; });
   refuses("dmax_logit", [](BackwardInputs& in) { in.statistics.dmax_logit = {}; });
   refuses("dmax_logit", [](BackwardInputs& in) { in.statistics.dmax_logit.shape[1] = 2; });
+  refuses("dmax_logit",
+          [](BackwardInputs& in) { in.statistics.dmax_logit = TensorView(in.q.data, DType::f64, {kHq}); });
   refuses("dcolumn_sums", [](BackwardInputs& in) { in.statistics.dcolumn_sums = {}; });
   refuses("dcolumn_sums", [](BackwardInputs& in) { in.statistics.dcolumn_sums.shape[1] = kHkv; });
   refuses("dcolumn_sums", [](BackwardInputs& in) { in.statistics.dcolumn_sums.strides[1] = 2 * kSkv; });

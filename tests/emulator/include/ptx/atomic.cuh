@@ -19,6 +19,9 @@ FA_DEVICE void red_max_s32(int32_t* address, int32_t value, const emulator::Site
 FA_DEVICE void red_min_u32(uint32_t* address, uint32_t value, const emulator::Site& site = emulator::Site::current()) {
   emulator::red_min_u32(address, value, site);
 }
+FA_DEVICE void red_max_u64(uint64_t* address, uint64_t value, const emulator::Site& site = emulator::Site::current()) {
+  emulator::red_max_u64(address, value, site);
+}
 
 FA_DEVICE void raise_flag_global(uint64_t* address, uint64_t value,
                                  const emulator::Site& site = emulator::Site::current()) {
