@@ -81,6 +81,7 @@ TEST_P(Sm80BackwardCompile, GradientsOfStatistics) {
     p.varlen = d == 64;
     p.total_q = p.total_kv = 8192;
     p.statistics = {.max_logit = MaxLogit::softmax,
+                    .max_logit_by_head = d == 128,
                     .entropy = true,
                     .column_sums = ColumnSums::kv_heads,
                     .entropy_gradient = true,

@@ -101,8 +101,9 @@ def test_gradients_are_those_of_pytorch(device, causal, by_head, with_sink, dtyp
     tensors_ = tensors(device, dtype)
     sink = torch.randn(H_Q, dtype=torch.float32, device=device)
     leaves = [*tensors_, *([sink] if with_sink else [])]
-    greatest = (H_Q,) if by_head else (B, H_Q, S_Q)
-    weights = [torch.randn(shape, device=device) for shape in ((B, H_Q, S_Q, D), (B, H_Q, S_Q), greatest, (B, H_Q, S_Q), (B, H_KV, S_KV))]
+    weights = [torch.randn(shape, device=device) for shape in ((B, H_Q, S_Q, D), (B, H_Q, S_Q), (B, H_Q, S_Q), (B, H_Q, S_Q), (B, H_KV, S_KV))]
+    if by_head:
+        weights[2] = weights[2][0, :, 0]
 
     ours = [t.detach().clone().requires_grad_() for t in leaves]
     results = attention_statistics(*ours[:3], causal=causal, max_logit="softmax", max_logit_by_head=by_head, entropy=True,
