@@ -8,20 +8,26 @@ namespace fa::api {
 std::shared_future<void> BuildQueue::start(std::function<void()> work) {
   std::packaged_task<void()> task(std::move(work));
   std::shared_future<void> done = task.get_future().share();
+  if (!has_thread()) {
+    task();
+    return done;
+  }
   {
     const std::scoped_lock lock(mutex_);
-    try {
-      if (!thread_.joinable()) thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
-      waiting_.push_back(std::move(task));
-    } catch (const std::system_error&) {
-    }
+    waiting_.push_back(std::move(task));
   }
-  if (task.valid()) {
-    task();
-  } else {
-    changed_.notify_one();
-  }
+  changed_.notify_one();
   return done;
+}
+
+bool BuildQueue::has_thread() {
+  const std::scoped_lock lock(mutex_);
+  try {
+    if (!thread_.joinable()) thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+    return true;
+  } catch (const std::system_error&) {
+    return false;
+  }
 }
 
 void BuildQueue::run(const std::stop_token& stop) {

@@ -24,6 +24,8 @@ class BuildQueue {
   std::shared_future<void> start(std::function<void()> work);
 
  private:
+  /// Whether there is a thread that does what waits; starts it where there is none yet.
+  bool has_thread();
   void run(const std::stop_token& stop);
 
   std::mutex mutex_;  ///< guards waiting_ and the start of thread_

@@ -107,13 +107,12 @@ bool are_stripes(const Piece& q, const Piece& kv) {
 void add_pair(const Problem& problem, const Piece& q, const Piece& kv, std::vector<Block>& blocks) {
   const Visible seen = visible(problem, q, kv);
   if (seen == Visible::none) return;
-  if (problem.functions) {
-    blocks.push_back(block_of(q, kv, BlockMask::placed));
-  } else if (seen == Visible::all) {
+  const bool square = !problem.functions && is_square_causal(problem, q.sequence);
+  if (!problem.functions && seen == Visible::all) {
     blocks.push_back(block_of(q, kv, BlockMask::none));
-  } else if (is_square_causal(problem, q.sequence) && q.step == 1 && kv.step == 1) {
+  } else if (square && q.step == 1 && kv.step == 1) {
     add_causal(q, kv, blocks);
-  } else if (is_square_causal(problem, q.sequence) && are_stripes(q, kv)) {
+  } else if (square && are_stripes(q, kv)) {
     add_stripes(q, kv, blocks);
   } else {
     blocks.push_back(block_of(q, kv, BlockMask::placed));
@@ -163,8 +162,8 @@ bool are_own(std::span<const Piece> q, std::span<const Piece> kv) {
 
 /// Pieces of one sequence, which come one behind the other.
 std::span<const Piece> of_sequence(const Pieces& pieces, int sequence) {
-  const auto [begin, end] = std::ranges::equal_range(pieces, sequence, {}, &Piece::sequence);
-  return {begin, end};
+  return {std::ranges::lower_bound(pieces, sequence, {}, &Piece::sequence),
+          std::ranges::upper_bound(pieces, sequence, {}, &Piece::sequence)};
 }
 
 }  // namespace

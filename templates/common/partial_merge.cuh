@@ -65,8 +65,8 @@ struct PartialMerge {
   }
 
  private:
-  float ahead[kWide ? 1 : kAhead][kSlots];  // of results whose loads are in flight
-  SplitSum own = SplitSum::of_no_keys();    // of result `lane`
+  float ahead_[kWide ? 1 : kAhead][kSlots];  // of results whose loads are in flight
+  SplitSum own_ = SplitSum::of_no_keys();    // of result `lane`
 
   template <class Index>
   FA_DEVICE void load(const float* partial_o, int first, int count, const Index& index) {
@@ -74,9 +74,9 @@ struct PartialMerge {
     for (int i = 0; i < kAhead; ++i) {
       FA_UNROLL
       for (int slot = 0; slot < kSlots; ++slot) {
-        ahead[i][slot] = 0.f;
+        ahead_[i][slot] = 0.f;
         if (first + i < count && column_of(slot) < kHeadDimV)
-          ahead[i][slot] = ptx::ld_global(partial_o + index(first + i) * kHeadDimV + column_of(slot));
+          ahead_[i][slot] = ptx::ld_global(partial_o + index(first + i) * kHeadDimV + column_of(slot));
       }
     }
   }
@@ -86,7 +86,7 @@ struct PartialMerge {
     for (int first = 0; first < count; first += kWarpSize) {
       SplitSum part = SplitSum::of_no_keys();
       if (first + lane < count) part = SplitSum::load(sums, index(first + lane));
-      if (first == 0) own = part;
+      if (first == 0) own_ = part;
       const float high = warp_max(part.high);
       uint32_t holders = ptx::vote_ballot(part.high == high);
       if ((holders & (holders - 1)) != 0) {  // rare: products that one float does not tell apart
@@ -120,8 +120,8 @@ struct PartialMerge {
   template <class Index>
   FA_DEVICE void add_ahead(const float* partial_o, const float* sums, int count, const Index& index) {
     for (int first = 0; first < count; first += kWarpSize) {
-      if (first > 0) own = first + lane < count ? SplitSum::load(sums, index(first + lane)) : SplitSum::of_no_keys();
-      const float weight_of_lane = weight_of(own);
+      if (first > 0) own_ = first + lane < count ? SplitSum::load(sums, index(first + lane)) : SplitSum::of_no_keys();
+      const float weight_of_lane = weight_of(own_);
       const int end = count - first < kWarpSize ? count - first : kWarpSize;
       for (int at = 0; at < end; at += kAhead) {
         if (first + at > 0) load(partial_o, first + at, count, index);
@@ -131,7 +131,7 @@ struct PartialMerge {
           const float weight = shuffled(weight_of_lane, at + i);
           total.sum += weight;
           FA_UNROLL
-          for (int slot = 0; slot < kSlots; ++slot) o[slot] += weight * ahead[i][slot];
+          for (int slot = 0; slot < kSlots; ++slot) o[slot] += weight * ahead_[i][slot];
         }
       }
     }

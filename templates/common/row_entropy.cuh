@@ -51,6 +51,22 @@ struct RowEntropy<kMTiles, true> {
     weighted[m][r] = ptx::fma(p, ptx::max(t, kLowest), weighted[m][r]);
   }
 
+  /// Adds the sums of P t of a thread's two rows; P of element i is of row i / 2 % 2. A hidden key makes a sum NaN, 0
+  /// times -inf: it is then made again by the logarithms of P. That is rare, and a comparison for each score is not.
+  template <int kCount>
+  FA_DEVICE void add_of_tile(const float (&p)[kCount], float (&of_tile)[2]) {
+    if (ptx::vote_any(of_tile[0] != of_tile[0] || of_tile[1] != of_tile[1])) {
+      of_tile[0] = of_tile[1] = 0.f;
+      FA_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        if (p[i] == 0.f) continue;  // nor is a NaN
+        of_tile[i / 2 % 2] = ptx::fma(p[i], ptx::lg2(p[i]), of_tile[i / 2 % 2]);
+      }
+    }
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) weighted[0][r] += of_tile[r];
+  }
+
   FA_DEVICE void add_lanes() {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {

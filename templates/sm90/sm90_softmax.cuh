@@ -322,25 +322,30 @@ struct ExactSoftmax : RowStatistics, kernel::RowEntropy<1, kEntropy> {
       factor[r] = ptx::ex2(reference(before[r], scale_log2) - subtracted[r]);
     }
     if (rare) subtract_first(s, subtracted, before, scale_log2);
-    float total[2][2] = {};
-    FA_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      if constexpr (kEntropy) this->shrink_entropy(0, r, sum[r], factor[r]);
-      sum[r] *= factor[r];
+    if constexpr (kEntropy) {
+      if (ptx::vote_any(rises)) {
+        FA_UNROLL
+        for (int r = 0; r < 2; ++r) this->shrink_entropy(0, r, sum[r], factor[r]);
+      }
     }
+    float total[2][2] = {};
+    [[maybe_unused]] float of_tile[2] = {0.f, 0.f};  // sums of P t of this KV tile
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) sum[r] *= factor[r];
     FA_UNROLL
     for (int j = 0; j < kTiles; ++j) {
       FA_UNROLL
       for (int i = 4 * j; i < 4 * j + 4; ++i) {
         [[maybe_unused]] const float lower = ptx::fma(s[i], scale_log2, -subtracted[i / 2 % 2]);
         s[i] = ptx::ex2(lower);
-        if constexpr (kEntropy) this->add_weighted(0, i / 2 % 2, s[i], lower);
+        if constexpr (kEntropy) of_tile[i / 2 % 2] = ptx::fma(s[i], lower, of_tile[i / 2 % 2]);
       }
       if (j > 0) add_tile(s, j - 1, total);  // a tile behind: no sum waits for an exponential
     }
     FA_UNROLL
     for (int r = 0; r < 2; ++r) sum[r] += total[r][0] + total[r][1];
     add_tile(s, kTiles - 1, sum);
+    if constexpr (kEntropy) this->add_of_tile(s, of_tile);
     return ptx::vote_any(rises);
   }
 

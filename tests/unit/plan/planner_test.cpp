@@ -10,6 +10,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "plan/backward.hpp"
@@ -759,6 +760,21 @@ TEST(Workspace, ShapesWithoutRowsNeedNone) {
   for (const Problem& problem : {shaped(0, 8, 8, 1, 4096), shaped(1, 8, 8, 0, 4096)}) {
     EXPECT_EQ(forward_workspace(problem, {.splits = 4}, ForwardNeeds{}).bytes(), 0U);
     EXPECT_EQ(forward_workspace_size(problem, {{"splits", 4}}, 132).bytes, 0U);
+  }
+}
+
+// Measured with exact maxima: more warpgroups are faster up to a head dim of 64. The entropy takes registers of the
+// fourth.
+TEST(Planner, StatisticsOfManyRowsHaveTheTilesOfExactMaxima) {
+  for (const auto& [d, entropy, tile_m] :
+       {std::tuple{64, false, 256}, {64, true, 192}, {128, false, 128}, {128, true, 128}}) {
+    Problem problem = shaped(1, 64, 64, 4096, 4096);
+    problem.d_qk = problem.d_v = d;
+    problem.statistics.max_logit = entropy ? MaxLogit::none : MaxLogit::softmax;
+    problem.statistics.entropy = entropy;
+    const KernelSpec spec = plan_forward(problem, {}).kernel;
+    EXPECT_EQ(spec.family(), Family::sm90);
+    EXPECT_EQ(spec.tile_m, tile_m) << d << (entropy ? ", entropy" : "");
   }
 }
 

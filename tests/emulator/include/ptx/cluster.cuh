@@ -52,9 +52,9 @@ FA_DEVICE void tma_load_5d_multicast(uint32_t shared, const TensorMap& map, uint
   emulator::tma_load_multicast(shared, &map, barrier, ranks, 5, at, site);
 }
 
-FA_DEVICE Chunk ld_shared_cluster_chunk(uint32_t cluster_address,
+FA_DEVICE kernel::Chunk ld_shared_cluster_chunk(uint32_t cluster_address,
                                         const emulator::Site& site = emulator::Site::current()) {
-  Chunk value;
+  kernel::Chunk value;
   emulator::load_shared_cluster(cluster_address, &value, sizeof value, "ld.shared::cluster.v4.b32", site);
   return value;
 }
