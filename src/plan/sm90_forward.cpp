@@ -104,11 +104,8 @@ std::span<const Tile> large_m_tiles(const Problem& problem, bool long_rows, bool
   using Tiles = std::span<const Tile>;
   if (problem.dropout) return {};
   const int d = std::max(problem.d_qk, problem.d_v);
-  if (problem.row_statistics()) {
-    if (d > 64) return {};  // they take registers, the entropy most
-    return problem.statistics.entropy ? Tiles(kMediumLargeM) : Tiles(kSmallLargeM);
-  }
   if (exact_max && d > 64) return {};  // with exact maxima fewer warpgroups and longer KV tiles are the faster
+  if (problem.row_statistics()) return problem.statistics.entropy ? Tiles(kMediumLargeM) : Tiles(kSmallLargeM);
   const Variants* const variants = problem.variants;
   if (variants != nullptr) {
     if (variants->hides_keys()) return {};
