@@ -105,7 +105,7 @@ std::span<const Tile> large_m_tiles(const Problem& problem, bool long_rows, bool
   if (problem.dropout) return {};
   const int d = std::max(problem.d_qk, problem.d_v);
   if (exact_max && d > 64) return {};  // with exact maxima fewer warpgroups and longer KV tiles are the faster
-  if (problem.row_statistics()) return problem.statistics.entropy ? Tiles(kMediumLargeM) : Tiles(kSmallLargeM);
+  if (exact_max && problem.row_statistics()) return problem.statistics.entropy ? Tiles(kMediumLargeM) : kSmallLargeM;
   const Variants* const variants = problem.variants;
   if (variants != nullptr) {
     if (variants->hides_keys()) return {};
@@ -396,8 +396,8 @@ bool sm90_forward_many_rows(const Problem& problem, const Fixed& fixed, bool pac
 }
 
 bool sm90_forward_exact_max(const Problem& problem, const Fixed& fixed, bool long_rows, bool parts) noexcept {
-  if (problem.row_statistics()) return true;
-  if (fixed.has("exact_max")) return fixed.flag("exact_max", false);
+  if (problem.statistics.max_logit != MaxLogit::none) return true;
+  if (problem.statistics.entropy || fixed.has("exact_max")) return fixed.flag("exact_max", problem.statistics.entropy);
   const int d = std::max(problem.d_qk, problem.d_v);
   const bool possible = (!problem.ragged() || parts) && !problem.dropout &&
                         (problem.variants == nullptr || keeps_scores(*problem.variants));

@@ -10,7 +10,7 @@ namespace fa::kernel {
 
 /// What an online softmax has besides for the entropy of its rows: nothing without kEntropy.
 ///
-/// P = exp2(t) is relative to the maximum, so t <= 0. With l the sum of P, the entropy of the row is
+/// P = exp2(t) is relative to the maximum, or what is near it. With l the sum of P, the entropy of the row is
 ///   H = log(l) - log(2) * (the sum of P t) / l.
 /// From a maximum to a greater one every t changes by log2(shrink), and P by the factor shrink.
 template <int kMTiles, bool kEntropy>
@@ -25,8 +25,13 @@ struct RowEntropy<kMTiles, true> {
 
   /// `sum` is that of P before it shrinks.
   FA_DEVICE void shrink_entropy(int m, int r, float sum, float shrink) {
+    weighted[m][r] = shrunk(weighted[m][r], sum, shrink);
+  }
+
+  /// A sum of P t, of P that sums to `sum`.
+  FA_DEVICE static float shrunk(float weighted_sum, float sum, float shrink) {
     const float lower = shrink == 0.f ? 0.f : ptx::lg2(shrink);
-    weighted[m][r] = shrink * ptx::fma(lower, sum, weighted[m][r]);
+    return shrink * ptx::fma(lower, sum, weighted_sum);
   }
 
   /// What OnlineSoftmax::exponentiate does.
@@ -51,18 +56,21 @@ struct RowEntropy<kMTiles, true> {
     weighted[m][r] = ptx::fma(p, ptx::max(t, kLowest), weighted[m][r]);
   }
 
-  /// Adds the sums of P t of a thread's two rows; P of element i is of row i / 2 % 2. A hidden key makes a sum NaN, 0
-  /// times -inf: it is then made again by the logarithms of P. That is rare, and a comparison for each score is not.
+  /// The sums of P t of a thread's two rows, where a hidden key has made one NaN, 0 times -inf: by the logarithms of
+  /// the first `count` of P. That is rare, and a comparison for each score would not be. P of element i is of row i / 2
+  /// % 2.
   template <int kCount>
-  FA_DEVICE void add_of_tile(const float (&p)[kCount], float (&of_tile)[2]) {
-    if (ptx::vote_any(of_tile[0] != of_tile[0] || of_tile[1] != of_tile[1])) {
-      of_tile[0] = of_tile[1] = 0.f;
-      FA_UNROLL
-      for (int i = 0; i < kCount; ++i) {
-        if (p[i] == 0.f) continue;  // nor is a NaN
-        of_tile[i / 2 % 2] = ptx::fma(p[i], ptx::lg2(p[i]), of_tile[i / 2 % 2]);
-      }
+  FA_DEVICE static void mend(const float (&p)[kCount], int count, float (&of_tile)[2]) {
+    if (!ptx::vote_any(of_tile[0] != of_tile[0] || of_tile[1] != of_tile[1])) return;
+    of_tile[0] = of_tile[1] = 0.f;
+    FA_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      if (i >= count || p[i] == 0.f) continue;  // nor is a NaN
+      of_tile[i / 2 % 2] = ptx::fma(p[i], ptx::lg2(p[i]), of_tile[i / 2 % 2]);
     }
+  }
+
+  FA_DEVICE void add_of_tile(const float (&of_tile)[2]) {
     FA_UNROLL
     for (int r = 0; r < 2; ++r) weighted[0][r] += of_tile[r];
   }

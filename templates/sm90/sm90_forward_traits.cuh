@@ -204,11 +204,11 @@ struct ForwardTraits {
 
   // Else sums show where a score has passed the offset of its row.
   static constexpr bool kSummed = !kExactMax;
-  using Softmax =
-      typename kernel::Either<SummedSoftmax<kAffine>, ExactSoftmax<kernel::kEntropy<Config>>, kSummed>::type;
+  using Softmax = typename kernel::Either<SummedSoftmax<kAffine, kernel::kEntropy<Config>>,
+                                          ExactSoftmax<kernel::kEntropy<Config>>, kSummed>::type;
   static constexpr bool kStatistics = kernel::kMaxLogit<Config> || kernel::kEntropy<Config>;
-  static_assert(!kStatistics || (kExactMax && !Config::kSplit),
-                "statistics are of rows that one block has alone, and whose maxima it knows");
+  static_assert(!kStatistics || !Config::kSplit, "statistics are of rows that one block has alone");
+  static_assert(!kernel::kMaxLogit<Config> || kExactMax, "and whose maxima it knows");
   // Where no key is hidden a function of the score alone is overlapped with the exponentials: its approximations and
   // they fill each other's gaps.
   static constexpr bool kScoreOverlapped = Variant::kScoreAlone && kSummed && !Variant::kMask && !kWindowed;

@@ -121,7 +121,7 @@ struct Probabilities : Scores<Traits> {
     }
     visible = finish_scores(s, shift, rows, cursor, limit, warp_row, lane, loaded, in_chunks);
     if (kPartial && visible == 0) {
-      if constexpr (kSummed) softmax.own[0] = softmax.own[1] = 0.f;
+      if constexpr (kSummed) softmax.see_nothing();
       return false;
     }
     const float scale = softmax_scale_log2();

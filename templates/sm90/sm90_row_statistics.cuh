@@ -10,7 +10,7 @@
 
 namespace fa::sm90 {
 
-/// What an Epilogue stores of the two rows of a thread besides O and the log-sum-exp; with exact maxima only.
+/// What an Epilogue stores of the two rows of a thread besides O and the log-sum-exp; maxima of exact ones only.
 template <class Epilogue>
 struct StatisticsOfRows {
   using Config = typename Epilogue::Config;
@@ -26,13 +26,14 @@ struct StatisticsOfRows {
   FA_DEVICE void store(const Softmax& softmax, const Query& query, int first_row, int lane,
                        const float (&weight)[2]) const {
     const Rows rows{e.params.group, query.tile.head};
-    const float factor = Config::kPositiveScale ? e.params.scale : ptx::abs(e.params.scale);
+    [[maybe_unused]] const float factor = Config::kPositiveScale ? e.params.scale : ptx::abs(e.params.scale);
     float greatest = -kernel::kInfinity;  // of the warp's rows
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
       const int row = first_row + 8 * r;
       if (!e.has_row(query, row)) continue;
-      const float max = kernel::natural_max(softmax.greatest[r], factor);
+      [[maybe_unused]] float max = -kernel::kInfinity;
+      if constexpr (kernel::kMaxLogit<Config>) max = kernel::natural_max(softmax.greatest[r], factor);
       if constexpr (kGathers) greatest = ptx::max(greatest, max);
       if (lane % 4 != 0) continue;
       const int64_t entry = query.tile.batch * (static_cast<int64_t>(e.params.h_q) * e.params.s_q);

@@ -91,12 +91,15 @@ struct RowStatistics {
 /// made again in every KV tile, and their greatest is subtracted before the scale, as in any softmax in float.
 ///
 /// kShifts: there are shifts, whose difference to a large offset is no float. Rows are far earlier then.
-template <bool kShifts>
-struct SummedSoftmax : RowStatistics {
+///
+/// With kEntropy the rows' entropy is taken along: by the same formula, as that is of P relative to any offset.
+template <bool kShifts, bool kEntropy = false>
+struct SummedSoftmax : RowStatistics, kernel::RowEntropy<1, kEntropy> {
   static constexpr float kSlack = 256.f;  // of a lane's sum of a KV tile's P
 
   float offset[2] = {0.f, 0.f};  // log2 units, or a mark of far rows; of a row without keys it says nothing
   float own[2] = {0.f, 0.f};     // sums of the last KV tile, not yet in `sum`
+  [[maybe_unused]] float own_weighted[2] = {0.f, 0.f};  // likewise of P log2 P, with kEntropy
 
   /// Whether rows of the lane have seen no key; of other lanes of the row they may have.
   FA_DEVICE bool may_lack_offset() const { return sum[0] == 0.f || sum[1] == 0.f; }
@@ -124,12 +127,15 @@ struct SummedSoftmax : RowStatistics {
     constexpr int kTiles = kCount / 4;  // n8 tiles
     const float subtracted[2] = {offset[0] - shift[0], offset[1] - shift[1]};
     float total[2][2] = {};
+    if constexpr (kEntropy) own_weighted[0] = own_weighted[1] = 0.f;
+    [[maybe_unused]] int seen = kCount;  // elements of pieces that hold keys
     FA_UNROLL
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       const int begin = kTiles * chunk / kChunks;
       const int end = kTiles * (chunk + 1) / kChunks;
       if (kPartial && chunk > 0 && chunk >= visible) {
         add_tile(s, begin - 1, total);
+        seen = 4 * begin;
         break;
       }
       FA_UNROLL
@@ -137,7 +143,11 @@ struct SummedSoftmax : RowStatistics {
         if (j < begin || j >= end) continue;
         before(j);
         FA_UNROLL
-        for (int i = 4 * j; i < 4 * j + 4; ++i) s[i] = ptx::ex2(ptx::fma(s[i], scale_log2, -subtracted[i / 2 % 2]));
+        for (int i = 4 * j; i < 4 * j + 4; ++i) {
+          const float lower = ptx::fma(s[i], scale_log2, -subtracted[i / 2 % 2]);
+          s[i] = ptx::ex2(lower);
+          if constexpr (kEntropy) own_weighted[i / 2 % 2] = ptx::fma(s[i], lower, own_weighted[i / 2 % 2]);
+        }
         each(j);
         // A tile behind: no sum waits for an exponential.
         if (j > 0) add_tile(s, j - 1, total);
@@ -146,6 +156,7 @@ struct SummedSoftmax : RowStatistics {
     }
     FA_UNROLL
     for (int r = 0; r < 2; ++r) own[r] = total[r][0] + total[r][1];
+    if constexpr (kEntropy) this->mend(s, seen, own_weighted);
     return ptx::vote_any(ptx::max3(bits_of(own[0]), bits_of(own[1]), kBitsBelowAll) > bits_of(kSlack));
   }
 
@@ -182,11 +193,14 @@ struct SummedSoftmax : RowStatistics {
       subtracted[r] = is_far(r) ? 0.f : offset[r];
     }
     float total[2] = {0.f, 0.f};
+    if constexpr (kEntropy) own_weighted[0] = own_weighted[1] = 0.f;
     FA_UNROLL
     for (int j = 0; j < kCount / 4; ++j) {
       FA_UNROLL
       for (int i = 4 * j; i < 4 * j + 4; ++i) {
-        s[i] = ptx::ex2(ptx::fma(s[i] - score[i / 2 % 2], scale_log2, -subtracted[i / 2 % 2]));
+        const float lower = ptx::fma(s[i] - score[i / 2 % 2], scale_log2, -subtracted[i / 2 % 2]);
+        s[i] = ptx::ex2(lower);
+        if constexpr (kEntropy) own_weighted[i / 2 % 2] = ptx::fma(s[i], lower, own_weighted[i / 2 % 2]);
       }
       add_tile(s, j, total);
       each(j);
@@ -196,6 +210,7 @@ struct SummedSoftmax : RowStatistics {
       const float all = quad_sum(total[r]);
       own[r] = !is_far(r) ? total[r] : ptx::lane_index() % 4 == kSumLane ? all : 0.f;
     }
+    if constexpr (kEntropy) this->mend(s, kCount, own_weighted);
   }
 
   /// Raises the offsets of rows of which a lane's sum is above the slack; `shrink(r, step)` multiplies P.
@@ -211,6 +226,10 @@ struct SummedSoftmax : RowStatistics {
       const float power = ptx::from_bits(static_cast<uint32_t>(kBias - steps) << kMantissaBits);
       const float step = moves ? power * ptx::ex2(rounding) : 1.f;  // of a mark that is infinite nothing can be taken
       if (moves) offset[r] = raised;
+      if constexpr (kEntropy) {
+        this->shrink_entropy(0, r, sum[r], step);
+        own_weighted[r] = this->shrunk(own_weighted[r], own[r], step);
+      }
       factor[r] *= step;
       sum[r] *= step;
       own[r] *= step;
@@ -218,9 +237,16 @@ struct SummedSoftmax : RowStatistics {
     }
   }
 
+  /// Of a KV tile.
+  FA_DEVICE void see_nothing() {
+    own[0] = own[1] = 0.f;
+    if constexpr (kEntropy) own_weighted[0] = own_weighted[1] = 0.f;
+  }
+
   FA_DEVICE void add_own() {
     FA_UNROLL
     for (int r = 0; r < 2; ++r) sum[r] += own[r];
+    if constexpr (kEntropy) this->add_of_tile(own_weighted);
   }
 
   /// Sums over the quad; afterwards `sum` is the softmax denominator, and `own` of far rows their greatest score.
@@ -236,6 +262,7 @@ struct SummedSoftmax : RowStatistics {
         sum[r] = total;
       }
     }
+    if constexpr (kEntropy) this->add_lanes();
   }
 
   /// The natural log-sum-exp of the scaled scores; -inf for a row without keys.
@@ -288,6 +315,7 @@ struct SummedSoftmax : RowStatistics {
     const int place = ptx::lane_index() % 4;
     if (was_far) sum[r] = place == kSumLane ? sum_of_far : 0.f;
     if (far && !was_far) sum[r] = place == kSumLane ? sum_of_near : 0.f;
+    if constexpr (kEntropy) this->shrink_entropy(0, r, sum[r], step);
     sum[r] *= step;
     factor[r] *= step;
     if (far && place == kScoreLane) sum[r] = next_score;
@@ -345,7 +373,10 @@ struct ExactSoftmax : RowStatistics, kernel::RowEntropy<1, kEntropy> {
     FA_UNROLL
     for (int r = 0; r < 2; ++r) sum[r] += total[r][0] + total[r][1];
     add_tile(s, kTiles - 1, sum);
-    if constexpr (kEntropy) this->add_of_tile(s, of_tile);
+    if constexpr (kEntropy) {
+      this->mend(s, kCount, of_tile);
+      this->add_of_tile(of_tile);
+    }
     return ptx::vote_any(rises);
   }
 

@@ -116,6 +116,20 @@ std::vector<StatisticsCase> sm90_cases() {
                    attention_of(DType::f16, {1, 2, 1, 250, 150, 32, 32}, true),
                    both,
                    {"sm90", "tile_m=192 tile_n=64 stages=2 q_buffers=1 pack_gqa=0"}});
+  const fa::AttentionConfig entropy = asks(MaxLogit::none, true);
+  const std::string trailing = "tile_m=64 tile_n=64 stages=2 q_buffers=1 pack_gqa=0 exact_max=0";
+  const auto add = [&](const char* name, bool causal, std::optional<float> scale = std::nullopt) {
+    return &cases.emplace_back(StatisticsCase{
+        name, attention_of(DType::f16, {1, 2, 1, 100, 300, 16, 16}, causal, scale), entropy, {"sm90", trailing}});
+  };
+  add("sm90_trailing", true);
+  add("sm90_trailing_raised", false, -8.f);
+  add("sm90_trailing_lost", false)->steep = 60;
+  add("sm90_trailing_far", false, 1.f)->common = 4000;
+  cases.push_back({"sm90_trailing_no_keys",
+                   attention_of(DType::bf16, {1, 2, 1, 150, 70, 16, 16}, true),
+                   entropy,
+                   {"sm90", "tile_m=128 tile_n=32 stages=2 q_buffers=2 exact_max=0"}});
   StatisticsCase sink{"sm90_sink",
                       attention_of(DType::bf16, {1, 2, 1, 100, 150, 16, 16}, true),
                       both,
@@ -282,8 +296,8 @@ namespace {
 /// Statistics of rows.
 std::vector<StatisticsMutation> row_mutations() {
   return {
-      {"entropy_keeps_old_references", "common/row_entropy.cuh", "ptx::fma(lower, sum, weighted[m][r])",
-       "ptx::fma(lower, 0.f * sum, weighted[m][r])", "dense"},
+      {"entropy_keeps_old_references", "common/row_entropy.cuh", "ptx::fma(lower, sum, weighted_sum)",
+       "ptx::fma(lower, 0.f * sum, weighted_sum)", "dense"},
       {"entropy_does_not_shrink", "common/row_entropy.cuh", "shrink * ptx::fma(lower", "ptx::fma(lower", "dense"},
       {"entropy_of_hidden_keys", "common/row_entropy.cuh", "ptx::max(t, kLowest)", "t", "causal"},
       {"entropy_of_one_lane", "common/row_entropy.cuh", "weighted[m][r] += ptx::shfl_xor(weighted[m][r], 2);", "",
@@ -348,6 +362,24 @@ std::vector<StatisticsMutation> place_mutations() {
        "e.params.scale", "sm90_heads"},
       {"sm90_entropy_does_not_follow_the_maxima", "sm90/sm90_softmax.cuh",
        "this->shrink_entropy(0, r, sum[r], factor[r]);", "this->shrink_entropy(0, r, sum[r], 1.f);", "sm90_causal"},
+      {"sm90_entropy_of_a_tile_by_its_old_offset", "sm90/sm90_softmax.cuh",
+       "own_weighted[r] = this->shrunk(own_weighted[r], own[r], step);", "own_weighted[r] *= step;",
+       "sm90_trailing_raised"},
+      {"sm90_entropy_by_its_old_offset", "sm90/sm90_softmax.cuh",
+       "this->shrink_entropy(0, r, sum[r], step);\n        own", "this->shrink_entropy(0, r, 0.f, step);\n        own",
+       "sm90_trailing_raised"},
+      {"sm90_entropy_by_the_reference_before", "sm90/sm90_softmax.cuh",
+       "if constexpr (kEntropy) this->shrink_entropy(0, r, sum[r], step);",
+       "if constexpr (kEntropy) this->shrink_entropy(0, r, 0.f, step);", "sm90_trailing_lost"},
+      {"sm90_entropy_by_the_score_before", "sm90/sm90_softmax.cuh",
+       "if constexpr (kEntropy) this->shrink_entropy(0, r, sum[r], step);",
+       "if constexpr (kEntropy) this->shrink_entropy(0, r, 0.f, step);", "sm90_trailing_far"},
+      {"sm90_entropy_without_a_tile", "sm90/sm90_softmax.cuh",
+       "if constexpr (kEntropy) this->add_of_tile(own_weighted);", "", "sm90_trailing"},
+      {"sm90_entropy_of_lost_scores", "sm90/sm90_softmax.cuh",
+       "    if constexpr (kEntropy) own_weighted[0] = own_weighted[1] = 0.f;\n    FA_UNROLL\n    for (int j = 0; j < "
+       "kCount / 4; ++j) {",
+       "    FA_UNROLL\n    for (int j = 0; j < kCount / 4; ++j) {", "sm90_trailing_far"},
       {"sm90_entropy_follows_no_greater_maxima", "sm90/sm90_softmax.cuh", "if (ptx::vote_any(rises)) {",
        "if (ptx::vote_any(rises && sum[0] < 0.f)) {", "sm90"},
       {"sm90_entropy_of_hidden_keys", "common/row_entropy.cuh", "of_tile[0] != of_tile[0] || of_tile[1] != of_tile[1]",

@@ -89,8 +89,34 @@ double worst_of_keys(const StatisticsCase& c, const StatisticsResults& actual, c
   return worst;
 }
 
+template <class Change>
+void change_rows(HostTensor& tensor, const Change& change) {
+  const auto [b, h, s, d] = tensor.view().shape;
+  for (std::int64_t row = 0; row < b * h * s; ++row) {
+    for (std::int64_t i = 0; i < d; ++i) {
+      const std::int64_t at_b = row / s / h, at_h = row / s % h, at_s = row % s;
+      tensor.set(at_b, at_h, at_s, i, change(at_s, i, tensor.at(at_b, at_h, at_s, i)));
+    }
+  }
+}
+
+void change_scores(const StatisticsCase& c, AttentionInputs& inputs) {
+  if (c.common != 0) {
+    const auto whole = [&c](std::int64_t, std::int64_t i, double value) {
+      return i == 0 ? double{c.common} : std::round(value);
+    };
+    change_rows(inputs.q, whole);
+    change_rows(inputs.k, whole);
+  }
+  if (c.steep == 1) return;
+  change_rows(inputs.q, [&c](std::int64_t s, std::int64_t, double value) {
+    return s % 8 == 0 ? value * double{c.steep} : value;
+  });
+}
+
 /// What products and sums of floats, and a fast tanh, cost: of scores, and of what P is made of.
 double score_error(const StatisticsCase& c) {
+  if (c.common != 0) return 1e-6;
   const double fast = c.config.score.expression.find("tanh") == std::string::npos ? 0 : 5e-4;
   return fast +
          3e-6 * std::max(1.0, std::abs(double{c.attention.softmax_scale()})) * static_cast<double>(c.attention.d_qk);
@@ -121,6 +147,7 @@ StatisticsData::StatisticsData(const StatisticsCase& c) : variant(variant_of(c))
   AttentionCase a = c.attention;
   a.layout = layout_of(c);
   inputs = make_inputs(a);
+  change_scores(c, inputs);
   if (c.config.page_size == 0) return;
   const std::int64_t page = c.config.page_size;
   pages_each = (a.s_kv + page - 1) / page;

@@ -31,6 +31,8 @@ struct StatisticsCase {
   std::vector<std::int32_t> cu_q = {}, cu_kv = {};  ///< of a packed batch
   std::vector<std::int32_t> used_kv = {};           ///< over pages
   bool without_sums = false;                        ///< calls leave column_sums out, but for those of expected_of
+  float common = 0;  ///< unless 0: column 0 of q and k, others being whole numbers. Scores are exact, and near another
+  float steep = 1;   ///< what each eighth row of q is times of
 
   bool packed() const { return !cu_q.empty(); }
 };
