@@ -396,8 +396,7 @@ bool sm90_forward_many_rows(const Problem& problem, const Fixed& fixed, bool pac
 }
 
 bool sm90_forward_exact_max(const Problem& problem, const Fixed& fixed, bool long_rows, bool parts) noexcept {
-  if (problem.statistics.max_logit != MaxLogit::none) return true;
-  if (problem.statistics.entropy || fixed.has("exact_max")) return fixed.flag("exact_max", problem.statistics.entropy);
+  if (problem.row_statistics() || fixed.has("exact_max")) return fixed.flag("exact_max", problem.row_statistics());
   const int d = std::max(problem.d_qk, problem.d_v);
   const bool possible = (!problem.ragged() || parts) && !problem.dropout &&
                         (problem.variants == nullptr || keeps_scores(*problem.variants));
@@ -499,6 +498,7 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
       (spec.dropout || (ragged && !by_parts(spec)) || !keeps_scores(spec.variants))) {
     return "exact_max = true: not with dropout, packed batches, functions, windows or chunks";
   }
+  if (spec.max_logit != 0 && !spec.as<Sm90Forward>().exact_max) return "exact_max = false: not with max_logit";
   if (spec.dropout && consumers(spec) > 2) {
     return fmt::format("tile_m = {}: with dropout accepted are 64 and 128", spec.tile_m);
   }

@@ -135,7 +135,7 @@ struct SummedSoftmax : RowStatistics, kernel::RowEntropy<1, kEntropy> {
       const int end = kTiles * (chunk + 1) / kChunks;
       if (kPartial && chunk > 0 && chunk >= visible) {
         add_tile(s, begin - 1, total);
-        seen = 4 * begin;
+        if constexpr (kEntropy) seen = 4 * begin;
         break;
       }
       FA_UNROLL

@@ -130,6 +130,29 @@ TEST_F(GpuStatistics, OfFunctionsMasksWindowsAndSinks) {
   }
 }
 
+/// The entropy by offsets that trail the maxima: as they are, raised, of lost scores, and of far ones.
+TEST_F(GpuStatistics, OfTrailingOffsets) {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const std::int64_t d : {64, 96, 128}) {
+      for (const bool causal : {false, true}) {
+        const auto expect = [&](float steep, float common, std::optional<float> scale) {
+          StatisticsCase c{"trailing",
+                           attention_of(dtype, {2, 8, 8, 1333, 1517, d, d}, causal, scale),
+                           asks(MaxLogit::none, false, true),
+                           {"sm90", "exact_max=0"}};
+          c.steep = steep;
+          c.common = common;
+          expect_right(c);
+        };
+        expect(1, 0, std::nullopt);
+        expect(60, 0, std::nullopt);
+        expect(1, 0, -1.F);
+        if (dtype == DType::f16) expect(1, 4000, 1.F);
+      }
+    }
+  }
+}
+
 TEST_F(GpuStatistics, OfDropoutAndOtherScales) {
   StatisticsCase drops{"dropout", attention_of(DType::bf16, {2, 4, 2, 200, 333, 128, 128}, true),
                        asks(MaxLogit::softmax, false, true)};

@@ -778,6 +778,20 @@ TEST(Planner, StatisticsOfManyRowsHaveTheTilesOfExactMaxima) {
   }
 }
 
+TEST(Planner, EntropyAloneMayBeOfOffsetsThatTrailTheMaxima) {
+  Problem problem = shaped(1, 64, 64, 4096, 4096);
+  problem.d_qk = problem.d_v = 64;
+  problem.statistics.entropy = true;
+  const Fixed trailing{Family::sm90, {{"exact_max", false}}};
+  EXPECT_TRUE(plan_forward(problem, {}).kernel.as<Sm90Forward>().exact_max);
+  const KernelSpec spec = plan_forward(problem, trailing).kernel;
+  EXPECT_FALSE(spec.as<Sm90Forward>().exact_max);
+  EXPECT_TRUE(spec.entropy);
+  EXPECT_EQ(spec.tile_m, 256);
+  problem.statistics.max_logit = MaxLogit::softmax;
+  EXPECT_THROW(plan_forward(problem, trailing), Error);
+}
+
 // A block has the rows of statistics alone, and on Hopper knows their maxima.
 TEST(Planner, StatisticsOfRowsAreOfWholeRows) {
   Problem problem = shaped(1, 8, 8, 1, 65536);
