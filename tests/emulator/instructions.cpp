@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <thread>
 
@@ -487,49 +488,38 @@ void check_global_store(const void* address, std::size_t bytes, const char* name
   std::fill_n(region.stamps.get() + (static_cast<const std::byte*>(address) - region.base), bytes, stamp);
 }
 
+namespace {
+
+/// red of one element: it becomes `value` where `is_better(value, element)`.
+template <class T, class Better>
+void reduce(T* address, T value, const char* name, const Site& site, const Better& is_better) {
+  check_global_load(address, sizeof value, name, site);
+  check_global_store(address, sizeof value, name, site);
+  const std::atomic_ref<T> place(*address);
+  T before = place.load();
+  while (is_better(value, before) && !place.compare_exchange_weak(before, value)) continue;
+}
+
+}  // namespace
+
 void red_max_s32(std::int32_t* address, std::int32_t value, const Site& site) {
-  constexpr const char* kName = "red.relaxed.gpu.global.max.s32";
-  check_global_load(address, sizeof value, kName, site);
-  check_global_store(address, sizeof value, kName, site);
-  const std::atomic_ref<std::int32_t> place(*address);
-  std::int32_t before = place.load();
-  while (before < value && !place.compare_exchange_weak(before, value)) continue;
+  reduce(address, value, "red.relaxed.gpu.global.max.s32", site, std::greater());
 }
 
 void red_min_u32(std::uint32_t* address, std::uint32_t value, const Site& site) {
-  constexpr const char* kName = "red.relaxed.gpu.global.min.u32";
-  check_global_load(address, sizeof value, kName, site);
-  check_global_store(address, sizeof value, kName, site);
-  const std::atomic_ref<std::uint32_t> place(*address);
-  std::uint32_t before = place.load();
-  while (before > value && !place.compare_exchange_weak(before, value)) continue;
+  reduce(address, value, "red.relaxed.gpu.global.min.u32", site, std::less());
 }
 
 void red_min_u64(std::uint64_t* address, std::uint64_t value, const Site& site) {
-  constexpr const char* kName = "red.relaxed.gpu.global.min.u64";
-  check_global_load(address, sizeof value, kName, site);
-  check_global_store(address, sizeof value, kName, site);
-  const std::atomic_ref<std::uint64_t> place(*address);
-  std::uint64_t before = place.load();
-  while (before > value && !place.compare_exchange_weak(before, value)) continue;
+  reduce(address, value, "red.relaxed.gpu.global.min.u64", site, std::less());
 }
 
 void red_max_u64(std::uint64_t* address, std::uint64_t value, const Site& site) {
-  constexpr const char* kName = "red.relaxed.gpu.global.max.u64";
-  check_global_load(address, sizeof value, kName, site);
-  check_global_store(address, sizeof value, kName, site);
-  const std::atomic_ref<std::uint64_t> place(*address);
-  std::uint64_t before = place.load();
-  while (before < value && !place.compare_exchange_weak(before, value)) continue;
+  reduce(address, value, "red.relaxed.gpu.global.max.u64", site, std::greater());
 }
 
 void red_max_u32(std::uint32_t* address, std::uint32_t value, const Site& site) {
-  constexpr const char* kName = "red.global.max.u32";
-  check_global_load(address, sizeof value, kName, site);
-  check_global_store(address, sizeof value, kName, site);
-  const std::atomic_ref<std::uint32_t> place(*address);
-  std::uint32_t before = place.load();
-  while (before < value && !place.compare_exchange_weak(before, value)) continue;
+  reduce(address, value, "red.global.max.u32", site, std::greater());
 }
 
 void red_add_f32(float* address, const float* values, int count, const char* name, const Site& site) {

@@ -53,7 +53,7 @@ FA_DEVICE void tma_load_5d_multicast(uint32_t shared, const TensorMap& map, uint
 }
 
 FA_DEVICE kernel::Chunk ld_shared_cluster_chunk(uint32_t cluster_address,
-                                        const emulator::Site& site = emulator::Site::current()) {
+                                                const emulator::Site& site = emulator::Site::current()) {
   kernel::Chunk value;
   emulator::load_shared_cluster(cluster_address, &value, sizeof value, "ld.shared::cluster.v4.b32", site);
   return value;
