@@ -72,8 +72,7 @@ constexpr Tile kShortLargestScheduled[] = {{64, 32, 5, 1}, {64, 32, 4, 1}, {64, 
 /// Tile lists, loads ahead and windows over pages take registers that three consumer warpgroups do not have, and so do
 /// warps that draw.
 bool takes_registers(const Problem& problem) noexcept {
-  if (problem.dropout) return true;
-  if (problem.row_statistics()) return true;
+  if (problem.dropout || problem.row_statistics()) return true;
   if (problem.variants == nullptr) return false;
   if (problem.paged() && problem.variants->left_window) return true;
   return !problem.variants->mask.empty() || problem.variants->loads_ahead;
@@ -92,7 +91,7 @@ bool keeps_scores(const Variants& variants) noexcept {
   return variants.score.empty() && !variants.hides_keys();
 }
 
-/// Whether a kernel with exact maxima, which statistics are of, serves the problem.
+/// Whether a kernel whose statistics of rows are known to fit serves the problem.
 bool may_have_statistics(const Problem& problem) noexcept {
   const bool keeps = problem.variants == nullptr || keeps_scores(*problem.variants);
   return !problem.ragged() && !problem.dropout && keeps && std::max(problem.d_qk, problem.d_v) <= 128;
@@ -396,7 +395,8 @@ bool sm90_forward_many_rows(const Problem& problem, const Fixed& fixed, bool pac
 }
 
 bool sm90_forward_exact_max(const Problem& problem, const Fixed& fixed, bool long_rows, bool parts) noexcept {
-  if (problem.row_statistics() || fixed.has("exact_max")) return fixed.flag("exact_max", problem.row_statistics());
+  if (fixed.has("exact_max")) return fixed.flag("exact_max", false);
+  if (problem.row_statistics()) return problem.statistics.max_logit != MaxLogit::none;
   const int d = std::max(problem.d_qk, problem.d_v);
   const bool possible = (!problem.ragged() || parts) && !problem.dropout &&
                         (problem.variants == nullptr || keeps_scores(*problem.variants));

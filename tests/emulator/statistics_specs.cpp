@@ -126,6 +126,8 @@ std::vector<StatisticsCase> sm90_cases() {
   add("sm90_trailing_raised", false, -8.f);
   add("sm90_trailing_lost", false)->steep = 60;
   add("sm90_trailing_far", false, 1.f)->common = 4000;
+  add("sm90_trailing_no_scale", true, 0.f);
+  add("sm90_trailing_sink", true)->config.sink = true;
   cases.push_back({"sm90_trailing_no_keys",
                    attention_of(DType::bf16, {1, 2, 1, 150, 70, 16, 16}, true),
                    entropy,

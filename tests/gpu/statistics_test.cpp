@@ -130,24 +130,39 @@ TEST_F(GpuStatistics, OfFunctionsMasksWindowsAndSinks) {
   }
 }
 
-/// The entropy by offsets that trail the maxima: as they are, raised, of lost scores, and of far ones.
+/// The entropy by offsets that trail the maxima: as they are, raised, of lost scores, of far ones, and beside a sink.
+/// Of so many rows that the tiles are large.
 TEST_F(GpuStatistics, OfTrailingOffsets) {
   for (const DType dtype : {DType::bf16, DType::f16}) {
-    for (const std::int64_t d : {64, 96, 128}) {
+    for (const std::int64_t d : {64, 128}) {
       for (const bool causal : {false, true}) {
-        const auto expect = [&](float steep, float common, std::optional<float> scale) {
-          StatisticsCase c{"trailing",
-                           attention_of(dtype, {2, 8, 8, 1333, 1517, d, d}, causal, scale),
-                           asks(MaxLogit::none, false, true),
-                           {"sm90", "exact_max=0"}};
+        const auto expect = [&](float steep, float common, std::optional<float> scale, bool sink = false) {
+          StatisticsCase c{"trailing", attention_of(dtype, {1, 36, 36, 800, 600, d, d}, causal, scale),
+                           asks(MaxLogit::none, false, true)};
           c.steep = steep;
           c.common = common;
+          c.config.sink = sink;
           expect_right(c);
         };
         expect(1, 0, std::nullopt);
         expect(60, 0, std::nullopt);
         expect(1, 0, -1.F);
+        expect(1, 0, std::nullopt, true);
         if (dtype == DType::f16) expect(1, 4000, 1.F);
+      }
+    }
+  }
+}
+
+TEST_F(GpuStatistics, OfTrailingOffsetsOfFewRows) {
+  for (const std::int64_t d : {16, 72, 128}) {
+    for (const std::int64_t rows : {1, 40, 300}) {
+      for (const bool causal : {false, true}) {
+        StatisticsCase c{"trailing", attention_of(DType::bf16, {2, 4, 2, rows, 517, d, d}, causal),
+                         asks(MaxLogit::none, false, true)};
+        expect_right(c);
+        c.steep = 60;
+        expect_right(c);
       }
     }
   }

@@ -765,30 +765,40 @@ TEST(Workspace, ShapesWithoutRowsNeedNone) {
 
 // Measured with exact maxima: more warpgroups are faster up to a head dim of 64. The entropy takes registers of the
 // fourth.
-TEST(Planner, StatisticsOfManyRowsHaveTheTilesOfExactMaxima) {
-  for (const auto& [d, entropy, tile_m] :
-       {std::tuple{64, false, 256}, {64, true, 192}, {128, false, 128}, {128, true, 128}}) {
+TEST(Planner, StatisticsOfManyRowsHaveTilesOfTheirOwn) {
+  struct Case {
+    int d;
+    MaxLogit max_logit;
+    bool entropy;
+    int tile_m;
+  };
+  for (const auto& [d, max_logit, entropy, tile_m] :
+       {Case{64, MaxLogit::softmax, false, 256}, Case{64, MaxLogit::softmax, true, 192},
+        Case{64, MaxLogit::none, true, 256}, Case{128, MaxLogit::softmax, false, 128},
+        Case{128, MaxLogit::softmax, true, 128}, Case{128, MaxLogit::none, true, 192}}) {
     Problem problem = shaped(1, 64, 64, 4096, 4096);
     problem.d_qk = problem.d_v = d;
-    problem.statistics.max_logit = entropy ? MaxLogit::none : MaxLogit::softmax;
+    problem.statistics.max_logit = max_logit;
     problem.statistics.entropy = entropy;
     const KernelSpec spec = plan_forward(problem, {}).kernel;
     EXPECT_EQ(spec.family(), Family::sm90);
-    EXPECT_EQ(spec.tile_m, tile_m) << d << (entropy ? ", entropy" : "");
+    EXPECT_EQ(spec.tile_m, tile_m) << d << (max_logit != MaxLogit::none ? ", max_logit" : "")
+                                   << (entropy ? ", entropy" : "");
   }
 }
 
-TEST(Planner, EntropyAloneMayBeOfOffsetsThatTrailTheMaxima) {
+TEST(Planner, EntropyAloneIsOfOffsetsThatTrailTheMaxima) {
   Problem problem = shaped(1, 64, 64, 4096, 4096);
   problem.d_qk = problem.d_v = 64;
   problem.statistics.entropy = true;
+  const Fixed exact{Family::sm90, {{"exact_max", true}}};
   const Fixed trailing{Family::sm90, {{"exact_max", false}}};
-  EXPECT_TRUE(plan_forward(problem, {}).kernel.as<Sm90Forward>().exact_max);
-  const KernelSpec spec = plan_forward(problem, trailing).kernel;
+  EXPECT_TRUE(plan_forward(problem, exact).kernel.as<Sm90Forward>().exact_max);
+  const KernelSpec spec = plan_forward(problem, {}).kernel;
   EXPECT_FALSE(spec.as<Sm90Forward>().exact_max);
   EXPECT_TRUE(spec.entropy);
-  EXPECT_EQ(spec.tile_m, 256);
   problem.statistics.max_logit = MaxLogit::softmax;
+  EXPECT_TRUE(plan_forward(problem, {}).kernel.as<Sm90Forward>().exact_max);
   EXPECT_THROW(plan_forward(problem, trailing), Error);
 }
 
@@ -800,7 +810,7 @@ TEST(Planner, StatisticsOfRowsAreOfWholeRows) {
   EXPECT_EQ(choose(problem, {}).splits, 1);
   KernelSpec spec = plan_forward(problem, {}).kernel;
   EXPECT_EQ(spec.family(), Family::sm90);
-  EXPECT_TRUE(spec.as<Sm90Forward>().exact_max);
+  EXPECT_FALSE(spec.as<Sm90Forward>().exact_max);
   EXPECT_TRUE(spec.entropy);
   EXPECT_EQ(spec.max_logit, 0);
 
