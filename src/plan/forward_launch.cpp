@@ -151,7 +151,10 @@ int heads_in_flight(const Problem& problem, const KernelSpec& spec, const kernel
       spec.is<Sm90WideForward>() && problem.causal ? heads_of_spread_places(tiles, heads, most, multiprocessors) : 0;
   if (few > 0) return few;
   const int balanced = balanced_heads(tiles, heads, multiprocessors);
-  return params.m_blocks >= kManyTiles && balanced < heads ? balanced * std::max(most / balanced, 1) : balanced;
+  const bool grows = params.m_blocks >= kManyTiles && balanced < heads;
+  const int section = grows ? balanced * std::max(most / balanced, 1) : balanced;
+  // A last section of fewer heads would start its longest tiles when little else is left.
+  return problem.causal && heads % section != 0 && heads <= most ? static_cast<int>(heads) : section;
 }
 
 }  // namespace

@@ -100,6 +100,28 @@ TEST(ForwardLaunch, CausalHeadsFillTheCache) {
   EXPECT_EQ(equal_sections(0, 0), 1);
 }
 
+// A last section of a few heads would start its longest tiles when the others are done.
+TEST(ForwardLaunch, CausalHeadsThatFitTheCacheAreOneSection) {
+  const auto heads_at = [](std::int64_t h_q, std::int64_t h_kv, std::int64_t s, bool causal = true) {
+    Call call = some_call();
+    Problem& p = call.problem;
+    p.d_qk = p.d_v = 128;
+    p.b = 1;
+    p.h_q = h_q;
+    p.h_kv = h_kv;
+    p.s_q = p.s_kv = s;
+    p.causal = causal;
+    const KernelSpec spec = plan_forward(p, {}).kernel;
+    EXPECT_FALSE(spec.dynamic());
+    return forward_launch(p, call.tensors, 1, 1, spec, 132).params.heads_in_flight;
+  };
+  EXPECT_EQ(heads_at(40, 8, 4096), 40) << "16 MB; in 36 and 4 the second one has a round of its own";
+  EXPECT_EQ(heads_at(56, 8, 2048), 56);
+  EXPECT_EQ(heads_at(72, 8, 4096), 72) << "two sections of 36 fit together";
+  EXPECT_EQ(heads_at(40, 40, 4096), 36) << "80 MB";
+  EXPECT_EQ(heads_at(40, 8, 4096, false), 36) << "tiles of one length";
+}
+
 /// A packed batch has slots for every tile of any lengths that fit: one more a sequence than full tiles.
 TEST(ForwardLaunch, APackedBatchHasABlockForEachSlot) {
   Call call = some_call();
