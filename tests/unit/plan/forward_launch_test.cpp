@@ -118,7 +118,7 @@ TEST(ForwardLaunch, CausalHeadsThatFitTheCacheAreOneSection) {
   EXPECT_EQ(heads_at(40, 8, 4096), 40) << "16 MB; in 36 and 4 the second one has a round of its own";
   EXPECT_EQ(heads_at(56, 8, 2048), 56);
   EXPECT_EQ(heads_at(72, 8, 4096), 72) << "two sections of 36 fit together";
-  EXPECT_EQ(heads_at(40, 40, 4096), 36) << "80 MB";
+  EXPECT_EQ(heads_at(56, 56, 2048), 48) << "56 MB do not fit";
   EXPECT_EQ(heads_at(40, 8, 4096, false), 36) << "tiles of one length";
 }
 
