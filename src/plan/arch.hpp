@@ -1,6 +1,7 @@
 #ifndef FA_SRC_PLAN_ARCH_HPP_
 #define FA_SRC_PLAN_ARCH_HPP_
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,6 +35,9 @@ struct ArchLimits {
 
 /// Throws fa::Error(unsupported) for capabilities below 7.5.
 ArchLimits limits(Arch arch);
+
+/// Of an H100 SXM and of an H200, which rules about few tiles were measured on.
+inline constexpr std::int64_t kHopperMultiprocessors = 132;
 
 /// Whether tiles of long rows are smaller than elsewhere: 64 KiB are there.
 constexpr bool has_little_shared(Arch arch) noexcept {

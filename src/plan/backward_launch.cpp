@@ -18,8 +18,7 @@ constexpr double kLog2e = 1.4426950408889634;
 // Q, dO and dQ's accumulator of the heads that run together should fit the L2 cache; half of the smallest data-centre
 // L2 (A100: 40 MB).
 constexpr std::int64_t kL2Budget = std::int64_t{20} << 20;
-constexpr std::int64_t kMultiprocessors = 132;  // of a Hopper GPU
-constexpr int kLongTile = 32;                   // steps of all query heads, measured on an H100
+constexpr int kLongTile = 32;  // steps of all query heads, measured on an H100
 
 /// Query heads of a KV head.
 std::int64_t group_of(const Problem& problem) noexcept {
@@ -168,7 +167,7 @@ std::int64_t deal_out(const Problem& problem, const KernelSpec& main, int multip
     params.heads_in_flight = static_cast<int>(whole);
     grid = whole;
   } else if (!has_equal_tiles(problem)) {  // of pairs the order follows from it: never a function of the GPU
-    const std::int64_t units = kMultiprocessors / pair;
+    const std::int64_t units = kHopperMultiprocessors / pair;
     const std::int64_t blocks = std::max<std::int64_t>(params.n_blocks * splits, 1);
     const std::int64_t most = std::max(2 * kL2Budget / head_bytes, units / blocks);
     params.heads_in_flight = heads_side_by_side(blocks, std::min(most, heads), units);

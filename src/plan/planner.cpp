@@ -27,7 +27,6 @@ constexpr std::int64_t kDynamicRows = 1024;
 // shortest tiles, and clearing the counter takes longer than what is gained.
 constexpr std::int64_t kUnevenRows = 512;
 constexpr std::int64_t kUnevenRounds = 6;
-constexpr std::int64_t kMultiprocessors = 132;  // of a Hopper GPU
 // A pass over q and k to look for norms is a smaller part of a call the longer rows are.
 constexpr std::int64_t kReachRows = 1024;
 constexpr std::int64_t kReachKeys = 2048;
@@ -74,8 +73,8 @@ int choose_splits(const Problem& problem, const Choice& choice, std::int64_t til
 }
 
 bool is_uneven(std::int64_t tiles) {
-  const std::int64_t places = ceil_div(tiles, kMultiprocessors) * kMultiprocessors;
-  return tiles > kUnevenRounds * kMultiprocessors && 20 * places > 21 * tiles;
+  const std::int64_t places = ceil_div(tiles, kHopperMultiprocessors) * kHopperMultiprocessors;
+  return tiles > kUnevenRounds * kHopperMultiprocessors && 20 * places > 21 * tiles;
 }
 
 /// Whether a family is left to a problem, and by its override.

@@ -53,7 +53,6 @@ constexpr std::int64_t kFewRows = 16;  // of a tile of one mma's
 constexpr std::int64_t kFewestTiles = 16;
 constexpr std::int64_t kDeepestTiles = 16;   // KV tiles of a part, at most: beyond, two blocks hide more than a buffer
 constexpr std::int64_t kKeysOfFewRows = 64;  // of a KV tile
-constexpr std::int64_t kFewTiles = 132;      // as many as a Hopper GPU has multiprocessors
 constexpr int kDeepShared = 200 * 1024;      // of a multiprocessor, where two blocks of three buffers fit
 
 /// Tiles that differ in tile_n only.
@@ -535,7 +534,7 @@ bool sm80_forward_finds_parts(const Problem& problem, const Fixed& fixed) noexce
   if (problem.paged()) return visible_keys(problem) >= kScheduledKeys;
   const std::int64_t tiles = problem.b * (packs ? problem.h_kv : problem.h_q);
   if (problem.varlen || fixed.has("splits")) return false;
-  return tiles > 0 && 2 * tiles <= kFewTiles && visible_keys(problem) >= 2 * kKeysPerSplit;
+  return tiles > 0 && 2 * tiles <= kHopperMultiprocessors && visible_keys(problem) >= 2 * kKeysPerSplit;
 }
 
 int sm80_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept {
@@ -549,7 +548,8 @@ int sm80_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choi
     const bool of_16_bits = problem.dtype != DType::f32 && !problem.stored();
     const bool few_heads = choice.few_rows > 0 && choice.own_parts && problem.paged() && heads <= kFewestTiles;
     // Parts of more KV tiles are better off with two blocks, one of which computes while the other waits.
-    if (few_heads && of_16_bits && heads * visible_keys(problem) <= kDeepestTiles * kKeysOfFewRows * kFewTiles)
+    if (few_heads && of_16_bits &&
+        heads * visible_keys(problem) <= kDeepestTiles * kKeysOfFewRows * kHopperMultiprocessors)
       choice.few_rows = 3;
     return choice.few_rows > 0 ? 16 : choice.short_query ? 64 : 128;
   }

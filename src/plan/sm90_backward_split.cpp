@@ -11,7 +11,6 @@
 namespace fa::plan {
 namespace {
 
-constexpr int kMultiprocessors = 132;
 constexpr std::int64_t kKeysPerTile = 128;
 // In steps of the main loop: what a tile costs besides, and what adding up in a cluster does.
 constexpr double kTileSteps = 4;
@@ -116,7 +115,7 @@ int sm90_backward_split_blocks(const Problem& problem, int splits) noexcept {
   const Tiles tiles = tiles_of(problem);
   int best = 1;
   const double reduce = splits > 1 ? kReduceSteps : 0;
-  double least = (time_of(tiles, splits, kMultiprocessors, kTileSteps) + reduce) * kWorthwhile;
+  double least = (time_of(tiles, splits, kHopperMultiprocessors, kTileSteps) + reduce) * kWorthwhile;
   for (int blocks = 2; blocks <= BackwardChoice::kMaxSplitBlocks; ++blocks) {
     if (tiles.longest < kLeastSteps * blocks) break;
     const double time = time_of_cluster(tiles, blocks);

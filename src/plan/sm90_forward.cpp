@@ -24,9 +24,8 @@ constexpr int kMaxHeadDim = 256;
 constexpr int kMaxConsumers = 4;
 // What ptxas gives S, P and O of a consumer thread without spilling, by consumer warpgroups: of 255, 232, 160 and 112.
 constexpr int kFragmentRegisters[] = {224, 208, 128, 84};
-constexpr int kRegistersOfDrawers = 16;         // which each of two consumers has less
-constexpr std::int64_t kMultiprocessors = 132;  // of a Hopper GPU
-constexpr std::int64_t kFewestLargeMTiles = kMultiprocessors;
+constexpr int kRegistersOfDrawers = 16;  // which each of two consumers has less
+constexpr std::int64_t kFewestLargeMTiles = kHopperMultiprocessors;
 // For tiles of 192 rows, measured on an H200: a causal head's first one may be nearly empty.
 constexpr std::int64_t kManyRows = 768;
 constexpr std::int64_t kManyCausalRows = 448;
@@ -161,7 +160,7 @@ int usual_split_blocks(const Problem& problem, const Choice& choice) noexcept {
   if (!std::has_single_bit(static_cast<unsigned>(choice.splits))) return 1;
   const std::int64_t group = choice.pack_gqa ? problem.h_q / problem.h_kv : 1;
   const std::int64_t blocks = problem.b * (problem.h_q / group) * choice.splits;
-  const bool half_empty = 2 * blocks <= kMultiprocessors && choice.splits <= 8;
+  const bool half_empty = 2 * blocks <= kHopperMultiprocessors && choice.splits <= 8;
   const bool many_rows = problem.s_q * group >= kManyMergedRows && choice.splits <= 4;
   return choice.splits == 2 || half_empty || many_rows ? choice.splits : 1;
 }
@@ -355,7 +354,7 @@ bool sm90_forward_splits_request(const Problem& problem, const Fixed& fixed, con
   if (fixed.has("splits")) return fixed.number("splits") > 1;
   // More tiles than that leave too many multiprocessors without a split.
   const std::int64_t tiles = choice.pack_gqa ? problem.h_kv : problem.h_q;
-  return tiles * kFewestSplitsOfARequest <= kMultiprocessors && shares_by_schedule(problem, fixed, choice);
+  return tiles * kFewestSplitsOfARequest <= kHopperMultiprocessors && shares_by_schedule(problem, fixed, choice);
 }
 
 void sm90_forward_form_clusters(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept {
@@ -413,7 +412,7 @@ bool sm90_forward_may_have_reach(const Problem& problem) noexcept {
 std::optional<std::int64_t> sm90_forward_scheduled_keys(const Problem& problem, const Choice& choice) noexcept {
   if (!choice.short_query) return std::nullopt;
   // Blocks of a few KV tiles have nothing to share, but they go on from request to request without a pause.
-  return problem.b * problem.h_kv > kMultiprocessors ? kScheduledKeysOfMany : kScheduledKeys;
+  return problem.b * problem.h_kv > kHopperMultiprocessors ? kScheduledKeysOfMany : kScheduledKeys;
 }
 
 int sm90_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept {

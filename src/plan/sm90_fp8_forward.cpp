@@ -26,8 +26,7 @@ constexpr int kMaxConsumers = 4;
 constexpr int kKeyStep = 32;  // of a product
 constexpr int kWideKeyStep = 16;
 constexpr int kMaxTileN = 256;
-constexpr std::int64_t kMultiprocessors = 132;  // of a Hopper GPU
-constexpr int kBoxRows = 8;                     // of a box of a page, at least: whole rows of the swizzle
+constexpr int kBoxRows = 8;  // of a box of a page, at least: whole rows of the swizzle
 
 struct Tile {
   int tile_m, tile_n, stages, q_buffers;
@@ -216,7 +215,7 @@ int sm90_fp8_forward_tile_m(const Problem& problem, const Fixed& fixed) noexcept
 
 int sm90_fp8_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept {
   const std::int64_t tiles = problem.b * (choice.pack_gqa ? problem.h_kv : problem.h_q);
-  const bool pays = 2 * tiles <= kMultiprocessors && visible_keys(problem) >= kFewestSplitKeys;
+  const bool pays = 2 * tiles <= kHopperMultiprocessors && visible_keys(problem) >= kFewestSplitKeys;
   const bool wanted = fixed.has("splits") ? fixed.number("splits") > 1 : pays;
   choice.splits_request = wanted && problem.paged() && !problem.varlen && problem.b == 1;
   const bool splits = wanted && (choice.splits_request || !problem.ragged());

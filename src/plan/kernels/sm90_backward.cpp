@@ -72,9 +72,9 @@ bool starts_early(const KernelSpec& spec) {
   return spec.varlen || spec.variants.mask.empty();
 }
 
-/// Blocks stay to the end, one a multiprocessor of Hopper's 132; or two share a tile.
+/// Blocks stay to the end, one a multiprocessor; or two share a tile.
 std::int64_t enough_blocks(const Problem& problem) noexcept {
-  return is_pair(problem) ? 66 : 132;
+  return is_pair(problem) ? kHopperMultiprocessors / 2 : kHopperMultiprocessors;
 }
 
 /// Whether an override leaves alone what other kernels' tiles are.

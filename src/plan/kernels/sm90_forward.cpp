@@ -112,9 +112,9 @@ constexpr Kernel kKernel{
 constinit const ForwardFamily kSm90ForwardFamily{
     .family = Family::sm90,
     .kernel = &kKernel,
-    // Blocks stay to the end, one a multiprocessor: more tiles than Hopper's 132 would make some run twice as long as
-    // others.
-    .enough_blocks = 132,
+    // Blocks stay to the end, one a multiprocessor: more tiles than Hopper has of them would make some run twice as
+    // long as others.
+    .enough_blocks = kHopperMultiprocessors,
     .has_counter = true,
     .misfit = sm90_forward_misfit,
     .obstacle = sm90_copy_obstacle,

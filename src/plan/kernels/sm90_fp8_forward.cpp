@@ -93,7 +93,7 @@ constexpr Kernel kKernel{
 constinit const ForwardFamily kSm90Fp8ForwardFamily{
     .family = Family::sm90_fp8,
     .kernel = &kKernel,
-    .enough_blocks = 132,  // as of sm90
+    .enough_blocks = kHopperMultiprocessors,  // as of sm90
     .of_bytes = true,
     .misfit = sm90_fp8_forward_misfit,
     .obstacle = sm90_fp8_forward_obstacle,

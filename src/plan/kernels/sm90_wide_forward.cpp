@@ -65,7 +65,7 @@ constexpr Kernel kKernel{
 constinit const ForwardFamily kSm90WideForwardFamily{
     .family = Family::sm90_wide,
     .kernel = &kKernel,
-    .enough_blocks = 132,  // the multiprocessors of a Hopper GPU, as of sm90_forward
+    .enough_blocks = kHopperMultiprocessors,  // as of sm90_forward
     .misfit = sm90_wide_forward_misfit,
     .obstacle = sm90_copy_obstacle,
     .form_clusters = sm90_wide_forward_form_clusters,
