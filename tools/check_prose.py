@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Names sentences of more than 30 words in pages (*.md) and in the comments of headers (*.h, *.hpp), and links of pages
-that lead nowhere.
+that lead nowhere; headings that are none; and functions of the C header that docs/api.md, the map of the API, leaves
+out.
 
     tools/check_prose.py README.md CONTRIBUTING.md docs include
 
@@ -88,12 +89,37 @@ def dead_links(page):
             yield f"{page}: link to {link}, which is not there"
 
 
+def headings_without_blank(page):
+    fenced = False
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        fenced ^= line.lstrip().startswith("```")
+        if not fenced and re.match(r"#+[^#\s]", line):
+            yield f"{page}:{number}: no heading without a blank behind #"
+
+
+def unnamed_functions(page, header=pathlib.Path("include/fa/fa.h")):
+    declared = re.findall(r"^FA_C_API [^;(]*?(\w+)\(", header.read_text(encoding="utf-8"), re.MULTILINE)
+    named = set(re.findall(r"`(fa_\w+)`", page.read_text(encoding="utf-8")))
+    for function in declared:
+        if function not in named:
+            yield f"{page}: {function} of {header} is not named"
+
+
+def messages_of(path):
+    yield from long_sentences(path)
+    if path.suffix == ".md":
+        yield from dead_links(path)
+        yield from headings_without_blank(path)
+    if path.parts[-2:] == ("docs", "api.md"):
+        yield from unnamed_functions(path)
+
+
 def main(arguments):
     found = 0
     for place in map(pathlib.Path, arguments):
         for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
             if path.suffix in (".md", ".h", ".hpp"):
-                for message in [*long_sentences(path), *(dead_links(path) if path.suffix == ".md" else ())]:
+                for message in messages_of(path):
                     found += 1
                     print(message)
     return 1 if found else 0

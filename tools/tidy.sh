@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs clang-tidy, with Clang's own warnings, over src, cache, tools and the templates as the emulator reads them.
+# Runs clang-tidy, with Clang's own warnings, over include, src, cache, tools and the templates as the emulator reads
+# them.
 #
 #   tools/tidy.sh                   files that differ from origin/main, on that from the commit before, or are new
 #   tools/tidy.sh --since COMMIT    files that differ from COMMIT, or are new
@@ -43,7 +44,7 @@ for file in "${files[@]}"; do
   file=${file#"$PWD"/}
   case "$file" in
     *_windows.cpp) ;;  # needs that system's headers
-    src/*.[ch]pp | cache/*.[ch]pp | tools/*.[ch]pp) host+=("$file") ;;
+    include/fa/*.hpp | src/*.[ch]pp | cache/*.[ch]pp | tools/*.[ch]pp) host+=("$file") ;;
     templates/ptx/*) ;;  # inline PTX: the emulator has its own
     templates/*.cuh) kernel+=("$file") ;;
   esac

@@ -193,8 +193,8 @@ struct AttentionConfig {
   /// Of forward. Nothing is tuned then, and the planner's first choice runs. Refused with `accumulate`, and with fields
   /// of `kernel`.
   Invariance invariance = Invariance::none;
-  /// What forward tells of scores and of P, in ForwardOutputs::statistics (statistics.hpp). Nothing is tuned then. No
-  /// gradient flows through it. Refused with `accumulate`, `invariance`, shared prefixes and 8-bit floats;
+  /// What forward tells of scores and of P, in ForwardOutputs::statistics (statistics.hpp). Nothing is tuned then. Its
+  /// gradients go into `backward`. Refused with `accumulate`, `invariance`, shared prefixes and 8-bit floats;
   /// docs/statistics.md has the rest.
   Statistics statistics = {};
   /// Kernels that check themselves, for who writes kernels. A wait that does not end is said with its barrier's name,

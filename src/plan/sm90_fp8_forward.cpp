@@ -153,6 +153,17 @@ KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& c
   return spec;
 }
 
+/// Of the keys that are copied at once.
+std::int64_t box_keys(const Problem& problem) noexcept {
+  return problem.contiguous() ? kMaxTileN : problem.page_size;
+}
+
+/// The first and the last key that a row needs may not be in one box.
+bool window_within_a_page(const Problem& problem) noexcept {
+  const bool windowed = problem.variants != nullptr && problem.variants->left_window;
+  return problem.paged() && windowed && problem.window_left < box_keys(problem);
+}
+
 }  // namespace
 
 const char* sm90_fp8_forward_misfit(const Problem& problem) noexcept {
@@ -186,17 +197,19 @@ const char* sm90_fp8_forward_obstacle(const Problem& problem) noexcept {
   if (problem.varlen && std::max(problem.total_q, problem.total_kv) > kernel::kBoundedRows) {
     return "the packed batch has more than 2^30 rows";
   }
-  // The first and the last key that are needed may not be in one box.
-  const bool windowed = problem.variants != nullptr && problem.variants->left_window;
-  const std::int64_t longest_box = problem.contiguous() ? kMaxTileN : problem.page_size;
-  if (problem.paged() && windowed && problem.window_left < longest_box) return "a window is shorter than a page";
-  return nullptr;
+  return window_within_a_page(problem) ? "a window is shorter than a page" : nullptr;
 }
 
 void check_fp8(const Problem& problem, const Choice& choice) {
   if (forward_family(choice.family).of_bytes) return;
   const char* const misfit = sm90_fp8_forward_misfit(problem);
   if (misfit != nullptr) support::throw_unsupported("dtype", to_string(problem.dtype), misfit);
+  if (window_within_a_page(problem)) {
+    support::throw_unsupported(
+        "window_left", problem.window_left,
+        fmt::format("{} or more with dtype {} over {}", box_keys(problem), to_string(problem.dtype),
+                    problem.contiguous() ? "a contiguous cache" : "pages"));
+  }
   const char* const obstacle = sm90_fp8_forward_obstacle(problem);
   if (obstacle != nullptr) {
     support::throw_invalid("q, k, v or o", obstacle,

@@ -154,6 +154,25 @@ TEST(Sm90Fp8Forward, RefusesWhatNoKernelServes) {
   EXPECT_THROW(plan_forward(plain, {Family::sm90_fp8}), Error);
 }
 
+TEST(Sm90Fp8Forward, NamesAWindowWithinAPage) {
+  Variants window;
+  window.left_window = true;
+  Problem problem = fp8(128);
+  problem.variants = &window;
+  problem.page_size = 64;
+  problem.window_left = 64;
+  EXPECT_NO_THROW(plan_forward(problem, {}));
+  problem.window_left = 63;
+  try {
+    plan_forward(problem, {});
+    FAIL() << "a window of 63 keys over pages of 64";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+    EXPECT_EQ(error.field("argument"), "window_left");
+    EXPECT_EQ(error.field("value"), "63");
+  }
+}
+
 TEST(Sm90Fp8Forward, RefusesFieldsThatDoNotFit) {
   const auto plan = [](const char* name, int value) {
     return plan_forward(fp8(128), {Family::sm90_fp8, {{name, value}}});
