@@ -4,6 +4,7 @@
 
 #include "api/append.hpp"
 #include "api/build.hpp"
+#include "api/problem.hpp"
 #include "support/log.hpp"
 
 namespace fa::api {
@@ -70,7 +71,9 @@ const Ready& DeviceAppend::get(plan::AppendProblem problem) {
   problem.arch = context_.info().arch;
   Supply supply(config_);
   supply.accept.driver = driver::api().version;
-  const ChosenKernel chosen = choose_kernel(plan::append_specs(problem), *store_, supply, config_.deterministic);
+  const plan::Alternatives specs = plan::append_specs(problem);
+  supply.command = [&] { return remedy(specs.front(), config_); };
+  const ChosenKernel chosen = choose_kernel(specs, *store_, supply, config_.deterministic);
   Ready ready;
   ready.specs[plan::Role::append] = chosen.spec;
   ready.kernels[plan::Role::append] = {load_kernel(chosen, context_, &ready.info),

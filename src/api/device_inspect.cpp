@@ -29,6 +29,7 @@ std::shared_ptr<const driver::LoadedKernel> load(const plan::KernelSpec& spec, c
                                                  const driver::ContextRef& context, cache::Store& store) {
   Supply supply(config);
   supply.accept.driver = driver::api().version;
+  supply.command = [&] { return remedy(spec, config); };
   return load_kernel(choose_kernel({&spec, 1}, store, supply), context, nullptr);
 }
 

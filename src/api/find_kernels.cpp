@@ -54,6 +54,14 @@ std::vector<KernelInfo> find(const std::vector<plan::Alternatives>& kernels, con
   return found;
 }
 
+/// That of a call of one kernel.
+KernelInfo find(const plan::Alternatives& specs, const AttentionConfig& config) {
+  const std::shared_ptr<cache::Store> store = api::open_store(config.cache);
+  api::Supply supply(config);
+  supply.command = [&] { return api::remedy(specs.front(), config); };
+  return api::kernel_info(api::choose_kernel(specs, *store, supply, config.deterministic));
+}
+
 }  // namespace
 
 std::vector<KernelInfo> find_kernels(const AttentionConfig& config, const AttentionShape& shape,
@@ -78,18 +86,14 @@ KernelInfo find_append_kernel(const AttentionConfig& config, const AppendShape& 
   api::validate(config, false);
   plan::AppendProblem problem = api::append_problem(config, shape);
   problem.arch = plan::parse_target(arch);
-  const std::shared_ptr<cache::Store> store = api::open_store(config.cache);
-  return api::kernel_info(
-      api::choose_kernel(plan::append_specs(problem), *store, api::Supply(config), config.deterministic));
+  return find(plan::append_specs(problem), config);
 }
 
 KernelInfo find_merge_kernel(const AttentionConfig& config, const MergeShape& shape, const std::string& arch) {
   api::validate(config, false);
   plan::MergeProblem problem = api::merge_problem(config, shape);
   problem.arch = plan::parse_target(arch);
-  const std::shared_ptr<cache::Store> store = api::open_store(config.cache);
-  return api::kernel_info(
-      api::choose_kernel(plan::merge_specs(problem), *store, api::Supply(config), config.deterministic));
+  return find(plan::merge_specs(problem), config);
 }
 
 std::vector<KernelInfo> find_backward_kernels(const AttentionConfig& config, const AttentionShape& shape,

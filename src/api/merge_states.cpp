@@ -8,6 +8,7 @@
 
 #include "api/build.hpp"
 #include "api/inspect.hpp"
+#include "api/problem.hpp"
 #include "api/validate.hpp"
 #include "api/variants.hpp"
 #include "api/views.hpp"
@@ -238,7 +239,9 @@ const Ready& DeviceMerge::get(plan::MergeProblem problem) {
   Supply supply(config_);
   supply.accept.driver = driver::api().version;
   const driver::ContextScope scope(context_.context());
-  const ChosenKernel chosen = choose_kernel(plan::merge_specs(problem), *store_, supply, config_.deterministic);
+  const plan::Alternatives specs = plan::merge_specs(problem);
+  supply.command = [&] { return remedy(specs.front(), config_); };
+  const ChosenKernel chosen = choose_kernel(specs, *store_, supply, config_.deterministic);
   Ready ready;
   ready.specs[plan::Role::merge] = chosen.spec;
   ready.kernels[plan::Role::merge] = {load_kernel(chosen, context_, &ready.info),

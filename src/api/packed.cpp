@@ -8,6 +8,7 @@
 #include "api/build.hpp"
 #include "api/host_sequences.hpp"
 #include "api/paged.hpp"
+#include "api/problem.hpp"
 #include "api/validate.hpp"
 #include "plan/planner.hpp"
 
@@ -56,6 +57,7 @@ const DevicePacked::Kernel& DevicePacked::get(DType dtype) {
   const plan::KernelSpec spec = plan::clear_padding_spec(context_.info().arch, dtype);
   Supply supply(config_);
   supply.accept.driver = driver::api().version;
+  supply.command = [&] { return remedy(spec, config_); };
   const ChosenKernel chosen = choose_kernel({&spec, 1}, *store_, supply);
   Kernel made{load_kernel(chosen, context_, nullptr), spec.warps};
   const std::lock_guard lock(mutex_);

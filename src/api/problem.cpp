@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string_view>
+#include <utility>
 
 #include "api/build.hpp"
 #include "api/validate.hpp"
@@ -179,15 +180,32 @@ std::string compile_command(const plan::Problem& problem, const plan::Fixed& giv
   return command;
 }
 
-std::string remedy(const plan::Problem& problem, const AttentionConfig& config, Operation op) {
+namespace {
+
+/// Where `config` looks for what `command` puts into its directory.
+std::string brought(std::string command, const AttentionConfig& config) {
   const CachePolicy& cache = config.cache;
-  std::string command = compile_command(problem, read_override(config, op), cache.directory, op, config.deterministic);
-  if (config.zero_padding) command += " --zero-padding";
-  if (wants_debug_kernels(config)) command += " --debug";
   if (cache.mode == CachePolicy::Mode::disk || cache.packs.empty()) return command;
   command += " && fa cache export " + quoted_for_shell(cache.packs.front());
   if (!cache.directory.empty()) command += " --directory " + quoted_for_shell(cache.directory);
   return command;
+}
+
+}  // namespace
+
+std::string remedy(const plan::Problem& problem, const AttentionConfig& config, Operation op) {
+  const std::string& directory = config.cache.directory;
+  std::string command = compile_command(problem, read_override(config, op), directory, op, config.deterministic);
+  if (config.zero_padding) command += " --zero-padding";
+  if (wants_debug_kernels(config)) command += " --debug";
+  return brought(std::move(command), config);
+}
+
+std::string remedy(plan::KernelSpec spec, const AttentionConfig& config) {
+  spec.debug |= wants_debug_kernels(config);
+  std::string command = "fa compile --spec " + quoted_for_shell(canonical(spec));
+  if (!config.cache.directory.empty()) command += " --directory " + quoted_for_shell(config.cache.directory);
+  return brought(std::move(command), config);
 }
 
 }  // namespace fa::api

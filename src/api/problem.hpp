@@ -11,6 +11,7 @@
 #include <fa/error.hpp>
 
 #include "plan/fixed.hpp"
+#include "plan/kernel_spec.hpp"
 #include "plan/problem.hpp"
 
 namespace fa::api {
@@ -49,6 +50,9 @@ std::string compile_command(const plan::Problem& problem, const plan::Fixed& fix
 /// The command that puts what `problem` needs where `config` looks: the directory, or the pack of a program that has no
 /// directory.
 std::string remedy(const plan::Problem& problem, const AttentionConfig& config, Operation op);
+
+/// Likewise what puts one kernel there, of a call that is no forward and no backward.
+std::string remedy(plan::KernelSpec spec, const AttentionConfig& config);
 
 }  // namespace fa::api
 

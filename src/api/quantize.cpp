@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "api/build.hpp"
+#include "api/problem.hpp"
 #include "api/validate.hpp"
 #include "api/views.hpp"
 #include "plan/catalogue.hpp"
@@ -195,6 +196,7 @@ const Ready& DeviceQuantize::get(const plan::KernelSpec& spec) {
   if (const Ready* const ready = ready_.find(code)) return *ready;
   Supply supply(config_);
   supply.accept.driver = driver::api().version;
+  supply.command = [&] { return remedy(spec, config_); };
   const ChosenKernel chosen = choose_kernel({&spec, 1}, *store_, supply, config_.deterministic);
   Ready ready;
   ready.kernels[plan::Role::attention] = {load_kernel(chosen, context_, nullptr), static_cast<unsigned>(spec.threads()),

@@ -72,9 +72,6 @@ void check_functions(const AttentionConfig& config, const Functions& functions) 
 /// positions.
 AttentionConfig config_of_levels(const AttentionConfig& config, const Functions& functions) {
   if (config.page_size <= 0) throw_invalid("prefixes", "given", "none without pages (AttentionConfig::page_size)");
-  if (config.k_dtype || config.v_dtype) {
-    support::throw_unsupported("k_dtype", "given", "none, nor a v_dtype, with shared prefixes");
-  }
   if (config.invariance != Invariance::none) {
     support::throw_unsupported("invariance", to_string(config.invariance), "none with shared prefixes");
   }
@@ -268,6 +265,8 @@ ForwardInputs SharedPrefixes::level_inputs(const ForwardCall& call, const Forwar
   result.q = config_.varlen ? inputs.q : rows_of("q", call.q);
   result.k = inputs.k;
   result.v = inputs.v;
+  result.k_scale = inputs.k_scale;  // of pages, whichever request has them
+  result.v_scale = inputs.v_scale;
   result.captures = inputs.captures;
   if (bounded_) result.captures.add({kPositions, prefix.positions});
   if (window_of(config_.window_left) >= 0) {

@@ -728,6 +728,106 @@ static void test_schedule(void) {
   fa_destroy(attention);
 }
 
+/* Two requests whose first page is the same one, against a call whose table has all keys of each. */
+static void test_shared_prefixes(void) {
+  static float whole_o[2 * H_Q * D], whole_lse[2 * H_Q], shared_lse[2 * H_Q];
+  const int32_t whole[2 * MAX_PAGES] = {3, 4, -1, 3, 0, 2}, own[2 * MAX_PAGES] = {-1, 4, -1, -1, 0, 2};
+  const int32_t keys[] = {3, KEYS}, begin[] = {PAGE, PAGE}, rows[] = {0, 2}, lengths[] = {PAGE};
+  int32_t pages[] = {3}, positions[] = {2, KEYS - 1};
+  paged_call* const call = make_paged_call();
+  fa_tensor lse_ = {.struct_size = sizeof lse_,
+                    .dtype = FA_F32,
+                    .rank = 3,
+                    .flags = FA_TENSOR_ROW_MAJOR,
+                    .data = whole_lse,
+                    .shape = {2, H_Q, 1}};
+  memcpy(paged_table, whole, sizeof whole);
+  call->sequences.seqused_kv = keys;
+  call->cache.seq_begin = NULL;
+  call->outputs.lse = &lse_;
+  fa_attention* attention = of_pages(PAGE);
+  CHECK(fa_forward(attention, &call->inputs, &call->outputs, NULL, NULL) == FA_OK);
+  memcpy(whole_o, paged_o, sizeof whole_o);
+
+  fa_tensor table = {.struct_size = sizeof table,
+                     .dtype = FA_I32,
+                     .rank = 2,
+                     .flags = FA_TENSOR_ROW_MAJOR,
+                     .data = pages,
+                     .shape = {1, 1}};
+  fa_shared_prefix level = {.block_table = &table, .cu_rows = rows, .lengths = lengths};
+  memcpy(paged_table, own, sizeof own);
+  memset(paged_o, 0, sizeof paged_o);
+  lse_.data = shared_lse;
+  call->cache.seq_begin = begin;
+  call->inputs.prefixes = &level;
+  call->inputs.prefix_count = 1;
+  CHECK(fa_forward(attention, &call->inputs, &call->outputs, NULL, NULL) == FA_OK);
+  for (int i = 0; i < 2 * H_Q * D; ++i) CHECK(fabsf(paged_o[i] - whole_o[i]) < 1e-5f);
+  for (int i = 0; i < 2 * H_Q; ++i) CHECK(fabsf(shared_lse[i] - whole_lse[i]) < 1e-5f);
+
+  /* Its workspace has partial results of each level. */
+  fa_shape shape = {.struct_size = sizeof shape, .b = 2, .h_q = H_Q, .h_kv = H_KV, .s_q = 1, .s_kv = 6};
+  fa_shared_prefix_shape shapes[9] = {{.groups = 1, .s_kv = PAGE}, {.groups = 2, .s_kv = PAGE, .begin = 1}};
+  size_t one = 0, two = 0;
+  CHECK(fa_prepare_shared(attention, &shape, shapes, 2) == FA_OK);
+  CHECK(fa_shared_workspace_size(attention, &shape, shapes, 1, &one) == FA_OK);
+  CHECK(fa_shared_workspace_size(attention, &shape, shapes, 2, &two) == FA_OK);
+  CHECK(one >= sizeof paged_o + sizeof shared_lse && two >= one + sizeof paged_o + sizeof shared_lse);
+
+  CHECK(fa_shared_workspace_size(attention, &shape, shapes, 9, &two) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "prefix_count") == 0);
+  CHECK(fa_prepare_shared(attention, &shape, shapes, 9) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "prefix_count") == 0);
+  CHECK(fa_prepare_shared(attention, &shape, NULL, 1) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "prefixes") == 0);
+  CHECK(fa_shared_workspace_size(attention, &shape, shapes, 1, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(fa_shared_workspace_size(NULL, &shape, shapes, 1, &two) == FA_INVALID_ARGUMENT);
+  CHECK(fa_prepare_shared(NULL, &shape, shapes, 1) == FA_INVALID_ARGUMENT);
+
+  level.cu_rows = NULL;
+  CHECK(fa_forward(attention, &call->inputs, &call->outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "prefixes[0].cu_rows") == 0);
+  level.cu_rows = rows;
+  pages[0] = PAGES;
+  CHECK(fa_forward(attention, &call->inputs, &call->outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "cache.block_table[0][0]") == 0);
+  pages[0] = 3;
+  call->inputs.prefixes = NULL;
+  CHECK(fa_forward(attention, &call->inputs, &call->outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "prefixes") == 0);
+  call->inputs.prefixes = &level;
+  call->cache.seq_begin = NULL;
+  CHECK(fa_forward(attention, &call->inputs, &call->outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "cache.seq_begin") == 0);
+  call->cache.seq_begin = begin;
+  fa_destroy(attention);
+
+  /* A window counts positions: with one that hides nothing o stays as it is. */
+  fa_config config = default_config();
+  config.page_size = PAGE;
+  config.has_window_left = 1;
+  config.window_left = KEYS;
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK);
+  CHECK(fa_forward(attention, &call->inputs, &call->outputs, NULL, NULL) == FA_INVALID_ARGUMENT);
+  CHECK(strcmp(fa_last_error_field("argument"), "prefixes[0].positions") == 0);
+  fa_tensor places = table;
+  places.data = positions;
+  places.shape[1] = 2;
+  level.positions = &places;
+  memset(paged_o, 0, sizeof paged_o);
+  CHECK(fa_forward(attention, &call->inputs, &call->outputs, NULL, NULL) == FA_OK);
+  for (int i = 0; i < 2 * H_Q * D; ++i) CHECK(fabsf(paged_o[i] - whole_o[i]) < 1e-5f);
+  fa_destroy(attention);
+
+  config.invariance = FA_INVARIANCE_BATCH;
+  CHECK(fa_create(&config, kHost, &attention) == FA_OK);
+  CHECK(fa_forward(attention, &call->inputs, &call->outputs, NULL, NULL) == FA_UNSUPPORTED);
+  CHECK(strcmp(fa_last_error_field("argument"), "invariance") == 0);
+  CHECK(fa_prepare_shared(attention, &shape, shapes, 1) == FA_UNSUPPORTED);
+  fa_destroy(attention);
+}
+
 static void count_events(void* user, const fa_compile_event* event) {
   if (event->struct_size == sizeof *event && strlen(event->spec) > 0) ++*(int*)user;
 }
@@ -1430,6 +1530,7 @@ int main(void) {
   test_pages();
   test_contiguous_cache();
   test_schedule();
+  test_shared_prefixes();
   test_cache();
   test_debug();
   test_log();

@@ -84,6 +84,15 @@ std::vector<Program> programs() {
   return all;
 }
 
+/// What a shell prints; "" where the command succeeds.
+std::string shell(const std::string& command) {
+  FILE* pipe = popen((command + " 2>&1").c_str(), "r");
+  std::string output;
+  std::array<char, 4096> buffer{};
+  while (const std::size_t count = fread(buffer.data(), 1, buffer.size(), pipe)) output.append(buffer.data(), count);
+  return WEXITSTATUS(pclose(pipe)) == 0 ? "" : output;
+}
+
 class Records : public LaunchesTest {
  protected:
   void SetUp() override {
@@ -101,13 +110,8 @@ class Records : public LaunchesTest {
 
   /// What `fa pack` prints; "" where it succeeds.
   std::string pack() const {
-    const std::string command = fmt::format("'{}' pack '{}' --record '{}' --directory '{}' --force 2>&1", FA_CLI,
-                                            pack_.string(), file_.string(), (folder_.path() / "cache").string());
-    FILE* pipe = popen(command.c_str(), "r");
-    std::string output;
-    std::array<char, 4096> buffer{};
-    while (const std::size_t count = fread(buffer.data(), 1, buffer.size(), pipe)) output.append(buffer.data(), count);
-    return WEXITSTATUS(pclose(pipe)) == 0 ? "" : output;
+    return shell(fmt::format("'{}' pack '{}' --record '{}' --directory '{}' --force", FA_CLI, pack_.string(),
+                             file_.string(), (folder_.path() / "cache").string()));
   }
 
   void run_from_pack(const Program& program) const {
@@ -182,6 +186,64 @@ TEST_F(Records, BadLinesAreNamed) {
     EXPECT_NE(output.find(part), std::string::npos) << output;
     EXPECT_NE(output.find(file_.string() + ":2"), std::string::npos) << output;
     EXPECT_FALSE(fs::exists(pack_));
+  }
+}
+
+/// Calls of one kernel and of several, which a program prepares that must not compile.
+std::vector<Program> calls_of_other_kernels() {
+  std::vector<Program> all;
+  all.push_back({"append", configured([](AttentionConfig& c) { c.page_size = 16; }),
+                 [](const Attention& attention) { attention.prepare_append({.rotary_dims = 64}); }});
+  all.push_back({"append to 8 and 4 bits", configured([](AttentionConfig& c) {
+                   c.page_size = kContiguous;
+                   c.k_dtype = DType::e4m3;
+                   c.v_dtype = DType::u4x2;
+                 }),
+                 [](const Attention& attention) { attention.prepare_append({}); }});
+  all.push_back({"merge", configured(),
+                 [](const Attention& attention) { attention.prepare_merge({.mixed = true, .result = DType::f32}); }});
+  all.push_back({"debug merge", configured([](AttentionConfig& c) { c.debug = true; }),
+                 [](const Attention& attention) { attention.prepare_merge({}); }});
+  all.push_back(
+      {"quantize", configured([](AttentionConfig& c) { c.dtype = DType::i8; }), [](const Attention& attention) {
+         const auto at = [](std::uintptr_t page) {
+           return reinterpret_cast<void*>((std::uintptr_t{1} << 40) + (page << 32));
+         };
+         QuantizeInputs in;
+         in.k = TensorView(at(1), DType::bf16, {2, 2, 100, 64});
+         in.k_codes = TensorView(at(2), DType::i8, {2, 2, 100, 64});
+         in.k_scale = TensorView(at(3), DType::f32, {2, 2, 100});
+         in.k_mean = TensorView(at(4), DType::f32, {2, 2, 64});
+         attention.prepare_quantize(in);
+       }});
+  all.push_back({"padding", configured([](AttentionConfig& c) { c.varlen = c.zero_padding = true; }), train});
+  return all;
+}
+
+// Each miss names a command that makes what was missing, until nothing is.
+TEST_F(Records, TheCommandsOfMissesMakeTheirKernels) {
+  unsetenv("FA_RECORD");
+  for (const Program& program : calls_of_other_kernels()) {
+    AttentionConfig config = program.config;
+    config.compile = CompilePolicy::never;
+    config.cache.mode = CachePolicy::Mode::disk;
+    config.cache.directory = (folder_.path() / ("it's " + program.name)).string();
+    std::vector<std::string> commands;
+    for (bool served = false; !served;) {
+      try {
+        program.run(Attention::create(config));
+        served = true;
+      } catch (const Error& error) {
+        ASSERT_EQ(error.code(), ErrorCode::cache_miss) << program.name << ": " << error.what();
+        const std::string command(error.field("command"));
+        ASSERT_EQ(command.rfind("fa compile ", 0), 0U) << program.name << ": " << command;
+        ASSERT_EQ(std::ranges::count(commands, command), 0) << program.name << ", told again: " << command;
+        EXPECT_NE(std::string(error.what()).find(command), std::string::npos) << error.what();
+        commands.push_back(command);
+        ASSERT_EQ(shell(fmt::format("'{}'{}", FA_CLI, command.substr(2))), "") << command;
+      }
+    }
+    EXPECT_FALSE(commands.empty()) << program.name;
   }
 }
 

@@ -99,6 +99,48 @@ TEST_F(SharedLaunches, OfManyRowsTakeTheCopyEngine) {
             (std::vector<std::string>{"fa_schedule", "fa_sm80_forward", "fa_sm90_forward", "fa_merge_states"}));
 }
 
+/// Scales are of pages: levels read those of the requests' own keys. Only the sm80 family reads such pages.
+TEST_F(SharedLaunches, OfStoredPagesTakeTheirScales) {
+  config_.k_dtype = DType::e4m3;
+  config_.v_dtype = DType::u4x2;
+  config_.group_size = 64;
+  const Attention attention = Attention::create(config_);
+  const std::vector<SharedPrefix> levels{level(10, 4, true), level(20, 16, false)};
+  const AttentionShape shape{.b = kRequests, .h_q = kHeads, .h_kv = kKvHeads, .s_q = 64, .s_kv = kMaxPages * kPage};
+  const std::vector<SharedPrefixShape> shapes{{4, 0, kMaxPages * kPage, false}, {16, 0, kMaxPages * kPage, true}};
+  ForwardInputs in = inputs(64);
+  in.q = TensorView(at(1), DType::bf16, {kRequests, 64, kHeads, kDim}).swap_axes(1, 2);
+  in.k = TensorView(at(2), DType::e4m3, {10000, kPage, kKvHeads, kDim}).swap_axes(1, 2);
+  in.v = TensorView(at(3), DType::u4x2, {10000, kPage, kKvHeads, kDim / 2}).swap_axes(1, 2);
+  in.k_scale = TensorView(at(8), DType::f32, {10000, kKvHeads, kPage});
+  in.v_scale = TensorView(at(9), DType::bf16, {10000, kPage, kKvHeads, 4}).swap_axes(1, 2);
+  in.prefixes = levels;
+  attention.prepare(shape, shapes);
+  launches_().clear();
+  attention.forward(in, outputs(64), nullptr, {at(100), attention.workspace_size(shape, shapes)});
+  EXPECT_EQ(kernels(), (std::vector<std::string>{"fa_schedule", "fa_sm80_forward", "fa_schedule", "fa_sm80_forward",
+                                                 "fa_schedule", "fa_sm80_forward", "fa_merge_states"}));
+}
+
+TEST_F(SharedLaunches, OfLatentRowsAreThoseOfTheirParts) {
+  config_.head_dim = 576;
+  config_.value_in_key = 512;
+  config_.k_dtype = DType::e4m3;
+  const Attention attention = Attention::create(config_);
+  const std::vector<SharedPrefix> levels{level(10, 1, true)};
+  ForwardInputs in;
+  in.q = TensorView(at(1), DType::bf16, {kRequests, 16, 1, 576});
+  in.k = TensorView(at(2), DType::e4m3, {10000, 1, kPage, 656});
+  in.sequences.seqused_kv = ints(4);
+  in.cache.block_table = TensorView(at(5), DType::i32, {kRequests, kMaxPages});
+  in.cache.seq_begin = ints(6);
+  in.prefixes = levels;
+  launches_().clear();
+  attention.forward(in, {TensorView(at(7), DType::bf16, {kRequests, 16, 1, 512})});
+  EXPECT_EQ(kernels(), (std::vector<std::string>{"fa_schedule", "fa_sm80_forward", "fa_schedule", "fa_sm80_forward",
+                                                 "fa_merge_states"}));
+}
+
 TEST_F(SharedLaunches, OfScatteredBatchEntriesAreRefused) {
   const Attention attention = Attention::create(config_);
   const std::vector<SharedPrefix> levels{level(10, 4, true)};

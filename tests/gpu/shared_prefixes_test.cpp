@@ -28,10 +28,14 @@ class DeviceShared {
     o.emplace_back(outputs.o);
     lse.emplace_back(outputs.lse);
     sink.emplace_back(host.sink);
+    if (host.k_scales().defined()) k_scale.emplace_back(host.k_scale);
+    if (host.v_scales().defined()) v_scale.emplace_back(host.v_scale);
   }
 
   ForwardInputs inputs() {
-    ForwardInputs in{q[0].const_view(), k[0].const_view(), v[0].const_view()};
+    ForwardInputs in{q[0].const_view(), k[0].const_view(), c.value_in_key ? TensorView() : v[0].const_view()};
+    if (!k_scale.empty()) in.k_scale = k_scale[0].const_view();
+    if (!v_scale.empty()) in.v_scale = v_scale[0].const_view();
     if (c.sink) in.sink = TensorView(static_cast<const void*>(sink[0].buffer.data()), DType::f32, {c.attention.h_q});
     in.sequences.b = c.b();
     if (c.packed) in.sequences.cu_seqlens_q = ints(host.cu_q);
@@ -130,7 +134,7 @@ class DeviceShared {
     return TensorView(static_cast<const void*>(ints(entries)), DType::i32, {rows, host.max_pages});
   }
 
-  std::deque<DeviceTensor> q, k, v, o, lse, sink;
+  std::deque<DeviceTensor> q, k, v, o, lse, sink, k_scale, v_scale;
   std::deque<DeviceBuffer> arrays;
 };
 
@@ -138,6 +142,15 @@ class RandomSharedPrefixes : public GpuTest, public ::testing::WithParamInterfac
 
 TEST_P(RandomSharedPrefixes, MatchFloat64) {
   const SharedCase c = random_shared_case(GetParam());
+  SCOPED_TRACE(::testing::PrintToString(c));
+  DeviceShared device(c);
+  const ForwardInputs in = device.inputs();
+  Attention::create(c.config()).forward(in, device.outputs());
+  device.expect_right();
+}
+
+TEST_P(RandomSharedPrefixes, OverStoredPoolsMatchFloat64) {
+  const SharedCase c = random_stored_case(GetParam());
   SCOPED_TRACE(::testing::PrintToString(c));
   DeviceShared device(c);
   const ForwardInputs in = device.inputs();

@@ -45,15 +45,6 @@ std::int32_t wild_entry(std::mt19937_64& engine) {
   return kWild[engine() % std::size(kWild)];
 }
 
-void set_nan(HostTensor& pool, std::int64_t page, std::int64_t row) {
-  const TensorView view = pool.view();
-  for (std::int64_t h = 0; h < view.shape[1]; ++h) {
-    for (std::int64_t d = 0; d < (view.rank == 4 ? view.shape[3] : 1); ++d) {
-      pool.set(page, h, row, d, std::numeric_limits<double>::quiet_NaN());
-    }
-  }
-}
-
 /// Stores a pool in 8 bits, each row by a scale of its own; the scales.
 HostTensor store(HostTensor& pool, DType dtype, Layout layout) {
   const TensorView view = pool.view();
@@ -111,47 +102,6 @@ HostTensor store_u4(HostTensor& pool, int group, Layout layout) {
   return scales;
 }
 
-/// Stores a pool in latent rows: 512 codes, a scale of each 128, and 64 columns of bf16. What rows of the pool's type
-/// stand for.
-HostTensor store_latent(HostTensor& pool, Layout layout) {
-  constexpr std::int64_t kCodes = 512, kGroup = 128, kRotary = 64, kBytes = 656;
-  const TensorView view = pool.view();
-  HostTensor stored(DType::e4m3, view.shape[0], view.shape[1], view.shape[2], kBytes, layout);
-  HostTensor wide(view.dtype, view.shape[0], view.shape[1], view.shape[2], view.shape[3], layout);
-  HostTensor rotary(DType::bf16, 1, 1, 1, kRotary, Layout::bhsd);
-  for (std::int64_t page = 0; page < view.shape[0]; ++page) {
-    for (std::int64_t h = 0; h < view.shape[1]; ++h) {
-      for (std::int64_t row = 0; row < view.shape[2]; ++row) {
-        const TensorView rows = stored.view();
-        auto* const bytes = static_cast<std::byte*>(rows.data) + reference::row_offset(rows, page, h, row);
-        for (std::int64_t first = 0; first < kCodes; first += kGroup) {
-          double greatest = 0;
-          for (std::int64_t d = first; d < first + kGroup; ++d) {
-            greatest = std::max(greatest, std::abs(pool.at(page, h, row, d)));
-          }
-          const auto scale = static_cast<float>(greatest / 448);
-          std::memcpy(bytes + kCodes + first / kGroup * 4, &scale, sizeof scale);
-          for (std::int64_t d = first; d < first + kGroup; ++d) {
-            stored.set(page, h, row, d, scale == 0 ? 0 : pool.at(page, h, row, d) / double{scale});
-            wide.set(page, h, row, d, stored.at(page, h, row, d) * double{scale});
-          }
-        }
-        for (std::int64_t i = 0; i < kRotary; ++i) {
-          rotary.set(0, 0, 0, i, pool.at(page, h, row, kCodes + i));
-          wide.set(page, h, row, kCodes + i, rotary.at(0, 0, 0, i));
-        }
-        std::memcpy(bytes + kCodes + kCodes / kGroup * 4, rotary.bytes().data(), rotary.bytes().size());
-      }
-    }
-  }
-  pool = std::move(stored);
-  return wide;
-}
-
-HostTensor store_as(HostTensor& pool, DType dtype, int group, Layout layout) {
-  return dtype == DType::u4x2 ? store_u4(pool, group, layout) : store(pool, dtype, layout);
-}
-
 /// Of a row of the table.
 std::int64_t most_pages(const PagedCase& c) {
   return ceil_div(attention_of(c).s_kv, c.page_size) + 1;
@@ -207,6 +157,54 @@ std::int64_t fill_table(const PagedCase& c, std::mt19937_64& engine, PagedData& 
 }
 
 }  // namespace
+
+void set_nan(HostTensor& pool, std::int64_t page, std::int64_t row) {
+  const TensorView view = pool.view();
+  for (std::int64_t h = 0; h < view.shape[1]; ++h) {
+    for (std::int64_t d = 0; d < (view.rank == 4 ? view.shape[3] : 1); ++d) {
+      pool.set(page, h, row, d, std::numeric_limits<double>::quiet_NaN());
+    }
+  }
+}
+
+HostTensor store_as(HostTensor& pool, DType dtype, int group, Layout layout) {
+  return dtype == DType::u4x2 ? store_u4(pool, group, layout) : store(pool, dtype, layout);
+}
+
+HostTensor store_latent(HostTensor& pool, Layout layout) {
+  constexpr std::int64_t kCodes = 512, kGroup = 128, kRotary = 64, kBytes = 656;
+  const TensorView view = pool.view();
+  HostTensor stored(DType::e4m3, view.shape[0], view.shape[1], view.shape[2], kBytes, layout);
+  HostTensor wide(view.dtype, view.shape[0], view.shape[1], view.shape[2], view.shape[3], layout);
+  HostTensor rotary(DType::bf16, 1, 1, 1, kRotary, Layout::bhsd);
+  for (std::int64_t page = 0; page < view.shape[0]; ++page) {
+    for (std::int64_t h = 0; h < view.shape[1]; ++h) {
+      for (std::int64_t row = 0; row < view.shape[2]; ++row) {
+        const TensorView rows = stored.view();
+        auto* const bytes = static_cast<std::byte*>(rows.data) + reference::row_offset(rows, page, h, row);
+        for (std::int64_t first = 0; first < kCodes; first += kGroup) {
+          double greatest = 0;
+          for (std::int64_t d = first; d < first + kGroup; ++d) {
+            greatest = std::max(greatest, std::abs(pool.at(page, h, row, d)));
+          }
+          const auto scale = static_cast<float>(greatest / 448);
+          std::memcpy(bytes + kCodes + first / kGroup * 4, &scale, sizeof scale);
+          for (std::int64_t d = first; d < first + kGroup; ++d) {
+            stored.set(page, h, row, d, scale == 0 ? 0 : pool.at(page, h, row, d) / double{scale});
+            wide.set(page, h, row, d, stored.at(page, h, row, d) * double{scale});
+          }
+        }
+        for (std::int64_t i = 0; i < kRotary; ++i) {
+          rotary.set(0, 0, 0, i, pool.at(page, h, row, kCodes + i));
+          wide.set(page, h, row, kCodes + i, rotary.at(0, 0, 0, i));
+        }
+        std::memcpy(bytes + kCodes + kCodes / kGroup * 4, rotary.bytes().data(), rotary.bytes().size());
+      }
+    }
+  }
+  pool = std::move(stored);
+  return wide;
+}
 
 void PrintTo(const PagedCase& c, std::ostream* out) {
   PrintTo(c.attention, out);

@@ -71,6 +71,16 @@ struct PagedData {
 };
 PagedData make_data(const PagedCase& c);
 
+/// Stores a pool, whose rows are numbers, as `dtype`; the scales of its rows, with `group` those of groups of columns.
+HostTensor store_as(HostTensor& pool, DType dtype, int group, Layout layout);
+
+/// Stores a pool in latent rows: 512 codes, a scale of each 128, and 64 columns of bf16. What rows of the pool's type
+/// stand for.
+HostTensor store_latent(HostTensor& pool, Layout layout);
+
+/// Fills a row of a page, or its scales, of all heads.
+void set_nan(HostTensor& pool, std::int64_t page, std::int64_t row);
+
 /// O and LSE like q, NaN-filled.
 AttentionOutputs make_outputs(const PagedCase& c, const PagedData& data);
 

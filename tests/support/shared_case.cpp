@@ -9,6 +9,7 @@
 
 #include "api/variants.hpp"
 #include "reference/paged.hpp"
+#include "support/paged_case.hpp"
 
 namespace fa::test {
 namespace {
@@ -92,20 +93,44 @@ class Builder {
     const AttentionCase& a = c_.attention;
     data_.k = HostTensor(a.dtype, count, a.h_kv, c_.page_size, a.d_qk, a.layout);
     data_.v = HostTensor(a.dtype, count, a.h_kv, c_.page_size, a.d_v, a.layout);
-    data_.k.fill_with_nan();
-    data_.v.fill_with_nan();
+    const bool stored = c_.k_dtype || c_.v_dtype;
+    if (!stored) {
+      data_.k.fill_with_nan();
+      data_.v.fill_with_nan();
+    }
+    std::vector<bool> needed(static_cast<std::size_t>(count * c_.page_size), false);
     for (std::size_t o = 0; o < owners_.size(); ++o) {
       Owner& owner = owners_[o];
       for (std::int32_t& page : owner.pages) page = order[static_cast<std::size_t>(page)];
       for (std::int64_t j = page_of(owner.begin) * c_.page_size; j < owner.end; ++j) {
         const std::int32_t page = owner.pages[static_cast<std::size_t>(page_of(j) - page_of(owner.begin))];
         const auto of = static_cast<std::uint64_t>(owner_of(static_cast<int>(o), j));
+        needed[static_cast<std::size_t>(page * c_.page_size + j % c_.page_size)] = true;
         for (std::int64_t h = 0; h < a.h_kv; ++h) {
           for (std::int64_t d = 0; d < a.d_qk; ++d)
             data_.k.set(page, h, j % c_.page_size, d, value_of(2 * a.seed, of, j, h, d));
           for (std::int64_t d = 0; d < a.d_v; ++d)
             data_.v.set(page, h, j % c_.page_size, d, value_of(2 * a.seed + 1, of, j, h, d));
         }
+      }
+    }
+    if (stored) store_pool(needed);
+  }
+
+  void store_pool(const std::vector<bool>& needed) {
+    const Layout layout = c_.attention.layout;
+    if (c_.latent()) {
+      data_.wide_k = store_latent(data_.k, layout);
+    } else if (c_.k_dtype) {
+      data_.k_scale = store_as(data_.k, *c_.k_dtype, c_.group_size, layout);
+    }
+    if (c_.v_dtype) data_.v_scale = store_as(data_.v, *c_.v_dtype, c_.group_size, layout);
+    for (std::size_t i = 0; i < needed.size(); ++i) {
+      if (needed[i]) continue;
+      const auto page = static_cast<std::int64_t>(i) / c_.page_size, row = static_cast<std::int64_t>(i) % c_.page_size;
+      for (HostTensor* const tensor : {&data_.k, &data_.v}) set_nan(*tensor, page, row);
+      for (HostTensor* const scale : {&data_.k_scale, &data_.v_scale}) {
+        if (!scale->bytes().empty()) set_nan(*scale, page, row);
       }
     }
   }
@@ -231,6 +256,9 @@ AttentionConfig SharedCase::config() const {
     config.head_dim_v = 0;
     config.value_in_key = static_cast<int>(attention.d_v);
   }
+  config.k_dtype = k_dtype;
+  config.v_dtype = v_dtype;
+  config.group_size = group_size;
   config.varlen = packed;
   config.zero_padding = zero_padding;
   config.sink = sink;
@@ -244,7 +272,9 @@ AttentionConfig SharedCase::config() const {
 void PrintTo(const SharedCase& c, std::ostream* out) {
   *out << to_string(c.attention) << " page " << c.page_size << (c.packed ? " packed" : "")
        << (c.zero_padding ? " zero padding" : "") << (c.bounded ? " bounded" : "") << (c.softcap ? " softcap" : "")
-       << (c.sink ? " sink" : "") << " window " << c.window_left << " chunk " << c.chunk << " levels";
+       << (c.sink ? " sink" : "") << (c.k_dtype ? " k_" : "") << (c.k_dtype ? to_string(*c.k_dtype) : "")
+       << (c.v_dtype ? " v_" : "") << (c.v_dtype ? to_string(*c.v_dtype) : "") << " window " << c.window_left
+       << " chunk " << c.chunk << " levels";
   for (const auto& groups : c.levels) {
     *out << " [";
     for (const SharedCase::Group& group : groups) *out << ' ' << group.requests << 'x' << group.keys;
@@ -301,6 +331,42 @@ SharedCase random_shared_case(std::uint32_t seed) {
   return c;
 }
 
+SharedCase random_stored_case(std::uint32_t seed) {
+  SharedCase c = random_shared_case(seed);
+  std::mt19937 random(seed + 1000);
+  const auto pick = [&](const auto& values) { return values[random() % values.size()]; };
+  AttentionCase& a = c.attention;
+  a.dtype = pick(std::array{DType::bf16, DType::f16});
+  if (random() % 6 == 0) {  // latent rows
+    a.d_qk = 576;
+    a.d_v = 512;
+    a.h_q /= a.h_kv;
+    a.h_kv = 1;
+    c.value_in_key = true;
+    c.k_dtype = DType::e4m3;
+    return c;
+  }
+  c.group_size = pick(std::array{32, 64, 128});
+  a.d_qk = a.d_v = 128;
+  constexpr std::array kTypes{DType::e4m3, DType::i8, DType::u4x2};
+  const std::uint32_t which = random() % 4;
+  if (which != 0) c.k_dtype = pick(kTypes);
+  if (which != 1) c.v_dtype = pick(kTypes);
+  if (c.k_dtype != DType::u4x2 && c.v_dtype != DType::u4x2) {
+    c.group_size = 0;
+    a.d_qk = pick(std::array<std::int64_t, 3>{48, 64, 192});
+  }
+  return c;
+}
+
+TensorView SharedData::k_scales() const {
+  return k_scale.bytes().empty() ? TensorView() : k_scale.view();
+}
+
+TensorView SharedData::v_scales() const {
+  return v_scale.bytes().empty() ? TensorView() : v_scale.view();
+}
+
 SharedData make_data(const SharedCase& c) {
   return Builder(c).build();
 }
@@ -314,8 +380,10 @@ AttentionOutputs reference_f64(const SharedCase& c, const SharedData& data) {
   const api::Functions functions = api::read_functions(c.config(), true);
   reference::ForwardArgs args;
   args.q = data.q.view();
-  args.k = data.k.view();
-  args.v = c.value_in_key ? data.k.view() : data.v.view();
+  args.k = c.latent() ? data.wide_k.view() : data.k.view();
+  args.v = c.value_in_key ? args.k : data.v.view();
+  args.k_scale = data.k_scales();
+  args.v_scale = data.v_scales();
   if (c.value_in_key) args.v.shape[3] = c.attention.d_v;
   args.o = outputs.o.view();
   args.lse = outputs.lse.view();

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <iosfwd>
+#include <optional>
 #include <vector>
 
 #include <fa/attention.hpp>
@@ -32,10 +33,15 @@ struct SharedCase {
   bool sink = false;
   std::int64_t window_left = -1;
   std::int64_t chunk = 0;
-  std::int64_t least_pages = 0;  ///< of a table row
-  bool zero_padding = false;     ///< of a packed case
-  bool value_in_key = false;     ///< the reference takes the first d_v columns of k for v
+  std::int64_t least_pages = 0;                 ///< of a table row
+  bool zero_padding = false;                    ///< of a packed case
+  bool value_in_key = false;                    ///< the reference takes the first d_v columns of k for v
+  std::optional<DType> k_dtype = std::nullopt;  ///< what the pool of K is stored as; with value_in_key latent rows
+  std::optional<DType> v_dtype = std::nullopt;
+  int group_size = 0;  ///< of u4x2
 
+  /// Whether the pool has latent rows.
+  bool latent() const { return value_in_key && k_dtype.has_value(); }
   std::int64_t b() const { return static_cast<std::int64_t>(keys.size()); }
   AttentionConfig config() const;
 };
@@ -43,6 +49,9 @@ void PrintTo(const SharedCase& c, std::ostream* out);
 
 /// Of a few requests or of hundreds.
 SharedCase random_shared_case(std::uint32_t seed);
+
+/// The same over pools of 8 or 4 bits.
+SharedCase random_stored_case(std::uint32_t seed);
 
 /// What a call is given. Rows of the pool that nobody needs hold NaN, and entries of the tables that nobody needs lead
 /// out of it.
@@ -52,7 +61,13 @@ struct SharedData {
     std::int64_t groups = 0, max_rows = 0, max_length = 0;
   };
 
+  /// Undefined where there are none.
+  TensorView k_scales() const;
+  TensorView v_scales() const;
+
   HostTensor q, k, v, sink;                      ///< q: [b, h_q, s_q, d_qk], or [1, h_q, total, d_qk]; sink [1, 1, h_q]
+  HostTensor wide_k;                             ///< of latent rows: the numbers that they stand for
+  HostTensor k_scale, v_scale;                   ///< of a stored pool
   std::vector<std::int32_t> cu_q, used_kv;       ///< cu_q: not given where empty
   std::vector<std::int32_t> begin;               ///< of the requests' own keys
   std::vector<std::int32_t> table, whole_table;  ///< of these; and of all keys

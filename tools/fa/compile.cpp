@@ -19,6 +19,7 @@ namespace {
 struct CompileOptions {
   Grid grid{.archs = {}, .dtypes = {DType::bf16}, .head_dims = {64, 128}, .causal = {false, true}, .problems = {}};
   PlanOptions plan;
+  std::vector<std::string> specs;
   std::string directory;
   int jobs = 0;
   bool json = false;
@@ -79,7 +80,7 @@ int print_plan(const std::vector<Job>& jobs, bool json) {
 
 int compile(CompileOptions options) {
   options.grid.problems = {options.plan};
-  std::vector<Job> jobs = make_jobs(options.grid);
+  std::vector<Job> jobs = options.specs.empty() ? make_jobs(options.grid) : jobs_of_specs(options.specs);
   if (options.dry_run) {
     return print_plan(jobs, options.json);
   }
@@ -107,13 +108,22 @@ void add_compile(CLI::App& app, int* exit_code) {
   CLI::App* command = app.add_subcommand("compile", "Compile kernels into the cache; needs no GPU");
   const auto options = std::make_shared<CompileOptions>();
   add_grid_options(*command, &options->grid);
+  command
+      ->add_option("--spec", options->specs,
+                   "Instead of a grid: a kernel, as an error names it and --dry-run prints it; may be given again")
+      ->allow_extra_args(false);
   command->add_option("--directory", options->directory, "Instead of the default cache directory");
   command->add_option("--jobs", options->jobs, "Threads that compile (default: one a CPU)")->check(whole_number());
   command->add_flag("--keep-source", options->keep_source, "Put the source of each kernel beside it");
   command->add_flag("--dry-run", options->dry_run, "Only print the kernels");
   command->add_flag("--json", options->json, "Print JSON");
   add_plan_options(*command, &options->plan);
-  command->callback([options, exit_code] { *exit_code = compile(*options); });
+  command->callback([command, options, exit_code] {
+    if (!options->specs.empty()) {
+      check_nothing_beside(*command, "spec", {"directory", "jobs", "keep-source", "dry-run", "json"});
+    }
+    *exit_code = compile(*options);
+  });
 }
 
 }  // namespace fa::cli

@@ -13,6 +13,7 @@
 #include "parallel.hpp"
 #include "plan/arch.hpp"
 #include "plan/mask_tiles.hpp"
+#include "plan/parse_spec.hpp"
 #include "plan/planner.hpp"
 #include "plan/schedule.hpp"
 #include "terminal.hpp"
@@ -120,6 +121,22 @@ std::vector<Job> make_jobs(const std::vector<std::string>& recordings) {
     add_jobs(requests, &jobs);
   }
   return jobs;
+}
+
+std::vector<Job> jobs_of_specs(const std::vector<std::string>& specs) {
+  std::vector<Job> jobs;
+  for (const std::string& spec : specs) add_jobs({{plan::parse_spec(spec)}}, &jobs);
+  return jobs;
+}
+
+void check_nothing_beside(const CLI::App& command, const std::string& source, std::set<std::string> beside) {
+  beside.insert({source, "help"});
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_lnames().empty() ? option->get_name() : option->get_lnames().front();
+    if (option->count() == 0 || beside.contains(name)) continue;
+    throw Error(ErrorCode::invalid_argument, fmt::format("--{}: accepted is nothing with --{}", name, source),
+                {{"argument", name}, {"accepted", "nothing"}});
+  }
 }
 
 void run_jobs(cache::Store& store, const api::Supply& supply, int threads, std::vector<Job>* jobs,

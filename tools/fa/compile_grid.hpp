@@ -2,6 +2,7 @@
 #define FA_TOOLS_FA_COMPILE_GRID_HPP_
 
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,13 @@ std::vector<Job> make_jobs(const Grid& grid);
 
 /// Likewise of what programs recorded (FA_RECORD), with the kernels around those that another compiler may prefer.
 std::vector<Job> make_jobs(const std::vector<std::string>& recordings);
+
+/// Likewise of kernels by their canonical texts. Throws fa::Error(invalid_argument).
+std::vector<Job> jobs_of_specs(const std::vector<std::string>& specs);
+
+/// Where option `source` says everything that a grid would: refuses options that are neither it nor of `beside`. Throws
+/// fa::Error(invalid_argument).
+void check_nothing_beside(const CLI::App& command, const std::string& source, std::set<std::string> beside);
 
 /// Looks every job up, compiling what is missing on up to `threads` threads (0: one a CPU), and calls `done` for one at
 /// a time.

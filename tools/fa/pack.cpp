@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -178,17 +177,6 @@ std::vector<std::string> inputs_of() {
   return files;
 }
 
-/// What was recorded says everything that a grid would.
-void check_recording(const CLI::App& command) {
-  const std::set<std::string> beside{"output", "record", "directory", "jobs", "force", "dry-run", "help"};
-  for (const CLI::Option* option : command.get_options()) {
-    const std::string name = option->get_lnames().empty() ? option->get_name() : option->get_lnames().front();
-    if (option->count() == 0 || beside.contains(name)) continue;
-    throw Error(ErrorCode::invalid_argument, fmt::format("--{}: accepted is nothing with --record", name),
-                {{"argument", name}, {"accepted", "nothing"}});
-  }
-}
-
 int pack(PackOptions options) {
   options.grid.problems = problems_of(options);
   std::vector<Job> jobs = options.recordings.empty() ? make_jobs(options.grid) : make_jobs(options.recordings);
@@ -262,7 +250,9 @@ void add_pack(CLI::App& app, int* exit_code) {
   command->add_flag("--force", options->force, "Replace even a pack of FA_CACHE_PACKS, which kernels are taken from");
   command->add_flag("--dry-run", options->dry_run, "Only print the kernels");
   command->callback([command, options, exit_code] {
-    if (!options->recordings.empty()) check_recording(*command);
+    if (!options->recordings.empty()) {
+      check_nothing_beside(*command, "record", {"output", "directory", "jobs", "force", "dry-run"});
+    }
     *exit_code = pack(*options);
   });
 }

@@ -465,6 +465,26 @@ TEST(FindKernels, AMissNamesTheKernelAndTheCommandAtOnce) {
   for (const char* name : support::platform::compiler_libraries()) EXPECT_FALSE(process_has(name));
 }
 
+TEST(FindKernels, AMissOfAnAppendOrMergeNamesTheCommandToo) {
+  AttentionConfig config = base_config();
+  config.cache.directory = "/somewhere/it's";
+  const auto expect = [&](const std::string& kernel, const std::function<void()>& find) {
+    try {
+      find();
+      ADD_FAILURE() << "nothing is stored";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::cache_miss);
+      EXPECT_EQ(error.field("kernel").substr(0, kernel.size()), kernel);
+      EXPECT_EQ(error.field("command"),
+                "fa compile --spec '" + std::string(error.field("kernel")) + "' --directory '/somewhere/it'\\''s'");
+    }
+  };
+  expect("append arch=sm_90a dtype=bf16 ", [&] { find_append_kernel(config, {}, kArch); });
+  expect("merge_states arch=sm_90a dtype=bf16 ", [&] { find_merge_kernel(config, {}, kArch); });
+  config.debug = true;
+  expect("merge_states arch=sm_90a dtype=bf16 ", [&] { find_merge_kernel(config, {}, kArch); });
+}
+
 TEST(FindKernels, AProgramWithAPackAndNoDirectoryIsToldHowToRenewThePack) {
   AttentionConfig config = base_config();
   config.cache.packs = {"my kernels.fapack"};

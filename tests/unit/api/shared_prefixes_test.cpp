@@ -32,6 +32,8 @@ struct Shared {
   ForwardInputs inputs() {
     ForwardInputs in{data.q.view(), data.k.view(), c.value_in_key ? TensorView() : data.v.view()};
     if (c.sink) in.sink = TensorView(static_cast<void*>(data.sink.bytes().data()), DType::f32, {c.attention.h_q});
+    in.k_scale = data.k_scales();
+    in.v_scale = data.v_scales();
     in.sequences.b = c.b();
     if (c.packed) in.sequences.cu_seqlens_q = data.cu_q.data();
     in.sequences.seqused_kv = data.used_kv.data();
@@ -97,6 +99,39 @@ TEST_P(SharedPrefixes, AreWhatACallWithoutThemComputes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, SharedPrefixes, testing::Range(0u, 40u));
+
+class StoredSharedPrefixes : public testing::TestWithParam<std::uint32_t> {};
+
+TEST_P(StoredSharedPrefixes, AreWhatACallWithoutThemComputes) {
+  Shared shared(test::random_stored_case(GetParam()));
+  SCOPED_TRACE(testing::PrintToString(shared.c));
+  shared.run(shared.inputs());
+  shared.expect_right();
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, StoredSharedPrefixes, testing::Range(0u, 30u));
+
+TEST(SharedPrefixCalls, OfStoredCachesNeedTheirScales) {
+  SharedCase c = two_levels();
+  c.attention.dtype = DType::bf16;
+  c.k_dtype = DType::e4m3;
+  c.v_dtype = DType::i8;
+  Shared shared(c);
+  shared.run(shared.inputs());
+  shared.expect_right();
+  ForwardInputs in = shared.inputs();
+  in.k_scale = {};
+  expect_invalid("k_scale", [&] { shared.run(in); });
+  in = shared.inputs();
+  in.v_scale.shape[1] = 1;
+  expect_invalid("v_scale", [&] { shared.run(in); });
+  in = shared.inputs();
+  TensorView written = shared.outputs.lse.view();
+  written.data = in.k_scale.data;
+  expect_invalid("lse", [&] {
+    Attention::create(c.config(), Device::host()).forward(in, {shared.outputs.o.view(), written});
+  });
+}
 
 TEST(SharedPrefixCalls, NeedNoLse) {
   Shared shared(two_levels());

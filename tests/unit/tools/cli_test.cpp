@@ -414,6 +414,23 @@ TEST(CliCompileWords, ADryRunSpeaksJsonToo) {
   EXPECT_EQ(specs, run(plan).output);
 }
 
+TEST(CliCompileWords, MakeKernelsByTheirTexts) {
+  const std::string kernel =
+      "append arch=sm_90a dtype=bf16 d_qk=128 d_v=128 page_size=16 rotary_dims=128 interleaved=0 "
+      "table=0 aligned=1 warps=8 min_blocks=3";
+  const std::string forward = run("compile --dry-run --arch sm_80 --head-dim 64 --causal no").output;
+  const std::string one = forward.substr(0, forward.find('\n'));
+  const Result both = run("compile --dry-run --spec '" + kernel + "' --spec '" + one + "' --spec '" + kernel + "'");
+  EXPECT_EQ(both.status, 0);
+  EXPECT_EQ(both.output, kernel + "\n" + one + "\n");
+  const Result unknown = run("compile --dry-run --spec 'sm70_forward arch=sm_70'");
+  EXPECT_NE(unknown.status, 0);
+  EXPECT_TRUE(contains(unknown.output, "sm70_forward")) << unknown.output;
+  const Result beside = run("compile --dry-run --head-dim 64 --spec '" + kernel + "'");
+  EXPECT_NE(beside.status, 0);
+  EXPECT_TRUE(contains(beside.output, "--head-dim: accepted is nothing with --spec")) << beside.output;
+}
+
 TEST(CliCompileWords, FailsWhereNothingCanBeStored) {
   const TemporaryDirectory directory;
   std::ofstream(directory / "file") << "in the way";
