@@ -100,7 +100,9 @@ def prose(comment: list[str], pages: set[str]) -> str:
         end_code()
         if is_item and result and result[-1] and not re.match(r"\s*- ", result[-1]):
             result.append("")
-        line = line.replace("<", "&lt;").replace("*", "\\*")
+        # What is between backticks shows as it is.
+        line = "".join(part if i % 2 else re.sub(r"([*\[])", r"\\\1", part.replace("<", "&lt;"))
+                       for i, part in enumerate(re.split(r"(`[^`]*`)", line)))
         line = re.sub(r"docs/([\w-]+\.md)(#[\w-]+)?",
                       lambda m: f"[{m[0]}](../{m[1]}{m[2] or ''})" if m[1] in pages else m[0], line)
         result.append(line)

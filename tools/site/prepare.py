@@ -16,8 +16,16 @@ DOCS = ROOT / "docs"
 LANGUAGES = {".cpp": "cpp", ".hpp": "cpp", ".cuh": "cuda", ".h": "c", ".py": "python", ".sh": "bash", ".txt": "cmake",
              ".c": "c", ".cu": "cuda", ".md": "markdown"}
 PYTHON_MODULES = ("fa_attention", "fa_attention.torch", "fa_attention.functions", "fa_attention.flash_attn",
-                  "fa_attention.transformers")
+                  "fa_attention.transformers", "fa_attention.parallel", "fa_attention.capi")
 ROOT_PAGES = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.md": "CONTRIBUTING.md"}
+
+# What has links of its own, or none: fenced and indented code; a link, whose label may have code; code within a line.
+MARKDOWN = re.compile(r"""
+    ^[ ]*```.*?^[ ]*```
+  | ^(?:[ ]{4}[^\n]*\n)+
+  | (?P<label>!?\[(?:`[^`]*`|[^\[\]`])*\])\((?P<target>[^)#\s]*)(?P<anchor>\#[^)\s]*)?\)
+  | (?P<ticks>`+)(?:(?!\n\s*\n).)+?(?<!`)(?P=ticks)(?!`)
+""", re.M | re.S | re.X)
 
 CSS = """\
 .md-grid { max-width: 80rem; }
@@ -59,7 +67,7 @@ class Pages:
         """Markdown of `file` with links that lead where the site has what they name."""
 
         def link(match: re.Match[str]) -> str:
-            label, target, anchor = match[1], match[2], match[3] or ""
+            label, target, anchor = match["label"], match["target"], match["anchor"] or ""
             if re.match(r"[a-z]+:", target) or not target:
                 return match[0]
             path = Path(os.path.normpath(file.parent / target))
@@ -70,9 +78,7 @@ class Pages:
                 return label.removeprefix("!").strip("[]")
             return f"{label}({os.path.relpath(found, Path(place).parent)}{anchor})"
 
-        parts = re.split(r"(^ *```.*?^ *```|^(?: {4}.*\n)+|`[^`\n]*`(?!\]))", text, flags=re.M | re.S)
-        pattern = r"(!?\[[^\]]*\])\(([^)#\s]*)(#[^)\s]*)?\)"
-        return "".join(part if i % 2 else re.sub(pattern, link, part) for i, part in enumerate(parts))
+        return MARKDOWN.sub(lambda match: link(match) if match["target"] is not None else match[0], text)
 
 
 def with_blank_before_lists(text: str) -> str:

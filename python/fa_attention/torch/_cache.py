@@ -29,7 +29,7 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Op
     strides whose last is 1: K and V may be interleaved in one tensor. All are of one dtype and device, as for `attention`.
 
     block_table: int32 [rows, max_pages]; position j of a request is row j % page_size of page
-    block_table[row][j // page_size], and row is the request's number, or batch_index's. Where it is None, k_pages and v_pages
+    `block_table[row][j // page_size]`, and row is the request's number, or batch_index's. Where it is None, k_pages and v_pages
     are a contiguous cache, [rows, s_max, h_kv, d] or for "HND" [rows, h_kv, s_max, d], and a request's row is one of it.
     seqused_kv: int32 [b], the positions
     of each request, new tokens counted. Row i of a request's s_q rows stands at position seqused_kv - s_q + i: causal
