@@ -15,7 +15,7 @@ import ctypes
 import os
 import threading
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence, TypeVar
+from typing import Any, Callable, Mapping, Optional, Sequence, TypeVar
 
 from . import _abi, _views, capi
 from ._library import Library, load
@@ -120,8 +120,26 @@ def _lengths(lengths: Sequence[int]) -> tuple[Any, int]:
 _Some = TypeVar("_Some", bound="Communicator")
 
 
+class _Agreed:
+    """Values that the threads of a local group agree on: the first to ask for one makes it, and all get it."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._lock = size, threading.Lock()
+        self._values: dict[int, tuple[Any, int]] = {}
+
+    def get(self, number: int, make: Callable[[], Any]) -> Any:
+        with self._lock:
+            value, left = self._values.pop(number) if number in self._values else (make(), self._size)
+            if left > 1:
+                self._values[number] = (value, left - 1)
+            return value
+
+
 class Communicator:
     """A rank of a group. A failure of one rank ends the calls of all within a bound, with `fa_attention.Error`."""
+
+    _agreed: Optional[_Agreed] = None  # of a local group
+    _agreements = 0
 
     def __init__(self, library: _ParallelLibrary, handle: int) -> None:
         self.lib = library
@@ -153,7 +171,19 @@ class Communicator:
         library = load_parallel()
         handles = (ctypes.c_void_p * size)()
         library.call("fa_communicator_local_group", size, int(timeout * 1e3), ctypes.addressof(handles))
-        return [cls(library, int(handle or 0)) for handle in handles]
+        group = [cls(library, int(handle or 0)) for handle in handles]
+        agreed = _Agreed(size)
+        for communicator in group:
+            communicator._agreed = agreed
+        return group
+
+    def agree(self, make: Callable[[], Any]) -> Any:
+        """One value on all ranks of a local group, of the nth call of each: the first of them makes it. ValueError where the
+        ranks are no threads of this process."""
+        if self._agreed is None:
+            raise ValueError("agree: accepted is a communicator of local_group")
+        self._agreements += 1
+        return self._agreed.get(self._agreements, make)
 
     def synchronize(self, stream: Optional[int] = None) -> None:
         """Returns when the stream and all transfers have run."""

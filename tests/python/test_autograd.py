@@ -29,6 +29,29 @@ def definition(q, k, v, causal=False, scale=None, top_left=False, keep=None):
     return torch.nan_to_num(scores.softmax(-1)) @ v, scores.logsumexp(-1)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_tensors_whose_memory_has_the_other_sign(device, packed):
+    torch.manual_seed(6)
+    results = []
+    shapes = [(7, 4, 16), (9, 2, 16), (9, 2, 16)] if packed else [(1, 4, 7, 16), (1, 2, 9, 16), (1, 2, 9, 16)]
+    data = [torch.randn(shape, device=device) for shape in shapes]
+    dout, sink, gain = torch.randn(shapes[0], device=device), torch.linspace(-1, 1, 4, device=device), torch.rand(4, device=device)
+    starts = [torch.tensor(ends, dtype=torch.int32, device=device) for ends in ((0, 3, 7), (0, 4, 9))] if packed else []
+    for sign in (torch.neg, torch._neg_view):
+        for more in ({}, {"sink": sink}, {"score": "score * gain[h]", "captures": {"gain": gain}}):
+            more = {name: {n: sign(t) for n, t in value.items()} if name == "captures" else sign(value) if name == "sink" else value
+                    for name, value in more.items()}
+            leaves = [t.clone().requires_grad_() for t in data]
+            call = varlen_attention if packed else attention
+            plain = call(*(sign(t) for t in data), *starts, **more)
+            o, lse = call(*map(sign, leaves), *starts, **more, return_lse=True)
+            gradients_ = torch.autograd.grad((o, lse), leaves, (sign(dout), sign(lse.detach().cos())))
+            results.append([plain, o.detach(), lse.detach(), *gradients_])
+    for expected, actual in zip(results[:3], results[3:]):
+        for x, y in zip(actual, expected):
+            torch.testing.assert_close(x, y)
+
+
 def gradients(function, tensors, dout, dlse, with_lse):
     leaves = [t.detach().clone().requires_grad_() for t in tensors]
     o, lse = function(*leaves)

@@ -35,6 +35,20 @@ def test_forward_over_pages(device, layout, dtype):
             assert torch.allclose(lse[i].double(), expected[1], **TOLERANCE[dtype]), (options, i)
 
 
+def test_tensors_whose_memory_has_the_other_sign(device):
+    results = []
+    for sign in (torch.neg, torch._neg_view):
+        pages = Pages([13, 6], device)
+        torch.manual_seed(2)
+        new = [torch.randn(2, 2, 3, 16, device=device) for _ in "kv"]
+        q, sink = torch.randn(2, 4, 1, 16, device=device), torch.randn(4, device=device)
+        append(*map(sign, new), pages.k, pages.v, pages.used, block_table=pages.table)
+        o = pages.call(sign(q), sink=sign(sink))
+        pools = [sign(t) for t in (pages.k, pages.v)]
+        results.append([pages.k, pages.v, o, paged_attention(q, *pools, pages.table, pages.used)])
+    assert all(torch.equal(x, y) for x, y in zip(*results))
+
+
 def test_forward_of_packed_queries(device):
     pages = Pages([13, 6, 9], device)
     q, cu = torch.randn(9, 4, 16, device=device), numbers(0, 1, 6, 8, device=device)

@@ -54,6 +54,17 @@ def test_sdpa_shapes(shapes):
         same(scaled_dot_product_attention(*leaves, mask), functional.scaled_dot_product_attention(*leaves, mask), leaves)
 
 
+def test_sdpa_of_tensors_whose_memory_has_the_other_sign():
+    data = make((2, 4, 5, 16), (2, 4, 7, 16), (2, 4, 7, 8))
+    mask, = make((2, 4, 5, 7), seed=1)
+    results = []
+    for sign in (torch.neg, torch._neg_view):
+        o = scaled_dot_product_attention(*map(sign, data), sign(mask))
+        results.append([o, *torch.autograd.grad(o, [*data, mask], sign(o.detach().cos()))])
+    for expected, actual in zip(*results):
+        assert torch.allclose(actual, expected)
+
+
 def test_sdpa_grouped_heads():
     leaves = make((2, 6, 5, 8), (2, 2, 7, 8), (2, 2, 7, 8))
     options = {"enable_gqa": True, "is_causal": True}

@@ -2,6 +2,8 @@
 
 import os
 import pathlib
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -141,8 +143,124 @@ def test_what_is_refused():
     assert make(scheme="ring", causal=True).scheme(1, 4, 4, 64, 64) == ("ring", 1)
     refused(ValueError, lambda: make().prepare(1, 4, 4, 63, 63), "63")
     refused(ValueError, lambda: parallel.Communicator.local_group(0), "0")
-    refused(ValueError, lambda: ContextParallel(communicator=group[0])(*(torch.ones(4, 2, 8) for _ in "qkv")), "3 axes")
+    shared = ContextParallel(communicator=group[0])
+    refused(ValueError, lambda: shared(*(torch.ones(4, 2, 8) for _ in "qkv")), "q", "[4, 2, 8]", "[b, h_q, s_q, d_qk]")
+    q = torch.ones(1, 2, 8, 8)
+    refused(TypeError, lambda: shared(None, q, q), "q", "NoneType", "torch.Tensor")
+    refused(TypeError, lambda: shared(q, q.numpy(), q), "k", "numpy.ndarray", "torch.Tensor")
+    refused(TypeError, lambda: shared(q.long(), q.long(), q.long()), "q", "torch.int64", "torch.float32")
+    refused(TypeError, lambda: shared(q, q, q, sink=[0.0, 0.0]), "sink", "list", "torch.Tensor")
+    dropped = ContextParallel(communicator=group[0], layout="contiguous", dropout=0.5)
+    refused(ValueError, lambda: dropped(q, q, q, rng_state=(1, 2, 3)), "rng_state", "3 elements")
+    alone = parallel.Communicator.__new__(parallel.Communicator)
+    refused(ValueError, lambda: alone.agree(int), "local_group")
     refused(fa_attention.Error, lambda: parallel.Communicator.of_nccl(0))
+
+
+DROPPED = {"dropout": 0.25, "causal": True}
+
+
+def dropped_on_ranks(tensors, rng_state, calls=1):
+    """Of each call: o, dq, dk and dv of the whole, by two ranks."""
+
+    def work(communicator):
+        shared, results = ContextParallel(communicator=communicator, **DROPPED), []
+        for _ in range(calls):
+            mine = [shared.shard(t).requires_grad_() for t in tensors[:3]]
+            o = shared(*mine, rng_state=rng_state)
+            results.append((o.detach(), *torch.autograd.grad(o, mine, shared.shard(tensors[3]))))
+        return results
+
+    both = on_ranks(2, work)
+    wholes_ = (tensors[3], *tensors[:3])
+    return [[together(parts, "zigzag", whole) for parts, whole in zip(zip(*call), wholes_)] for call in zip(*both)]
+
+
+def rows_of_dropout():
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(1, heads, 128, 16, dtype=torch.float64, generator=generator) for heads in (2, 1, 1, 2)]
+
+
+@pytest.mark.parametrize("state", [(5, 9), torch.tensor([5, 9])])
+def test_dropout_is_that_of_the_whole(state):
+    tensors = rows_of_dropout()
+    ones = [t.clone().requires_grad_() for t in tensors[:3]]
+    expected = attention(*ones, **DROPPED, rng_state=(5, 9))
+    wanted = (expected.detach(), *torch.autograd.grad(expected, ones, tensors[3]))
+    for ours, theirs in zip(dropped_on_ranks(tensors, state)[0], wanted):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_dropout_draws_one_mask_for_all_ranks_in_each_call():
+    tensors = rows_of_dropout()
+    runs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        runs.append([call[0] for call in dropped_on_ranks(tensors, None, calls=2)])
+    assert not torch.equal(runs[0][0], runs[0][1])  # calls differ
+    assert torch.equal(runs[0][0], runs[1][0]) and torch.equal(runs[0][1], runs[1][1])  # a seed repeats them
+    assert not torch.equal(runs[0][0], runs[2][0])
+    torch.manual_seed(1)  # rank 0's draw is that of one device, so that both ranks had it
+    torch.testing.assert_close(runs[0][0], attention(*tensors[:3], **DROPPED), rtol=1e-10, atol=1e-10)
+
+
+BROADCAST = '''
+import sys
+import torch
+import torch.distributed as dist
+from fa_attention.torch._parallel import NcclCommunicator
+
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 3), rank=rank, world_size=3)
+for ranks, group in (([0, 1, 2], None), ([1, 2], dist.new_group([1, 2]))):
+    if rank in ranks:
+        communicator = NcclCommunicator.__new__(NcclCommunicator)
+        communicator._group = group
+        state = torch.tensor([rank, rank + 10])
+        communicator.broadcast(state)
+        assert state.tolist() == [ranks[0], ranks[0] + 10], state
+'''
+
+
+def test_a_state_is_broadcast_from_the_first_rank_of_a_group(tmp_path):
+    pytest.importorskip("torch.distributed")
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("this PyTorch has no gloo")
+    package = str(pathlib.Path(fa_attention.__file__).resolve().parent.parent)
+    run = [subprocess.Popen([sys.executable, "-c", BROADCAST, str(rank), str(tmp_path / "store")], stderr=subprocess.PIPE,
+                            text=True, env={**os.environ, "PYTHONPATH": package}) for rank in range(3)]
+    problems = [process.communicate(timeout=120)[1] for process in run]
+    assert [process.returncode for process in run] == [0, 0, 0], problems
+
+
+def test_second_derivatives_are_refused():
+    q, k, v, _ = wholes()
+
+    def work(communicator):
+        shared = ContextParallel(communicator=communicator)
+        mine = shared.shard(q).requires_grad_()
+        first, = torch.autograd.grad(shared(mine, shared.shard(k), shared.shard(v)).sum(), mine, create_graph=True)
+        refused(RuntimeError, lambda: torch.autograd.grad(first.square().sum() + mine.square().sum(), mine), "first derivatives")
+
+    on_ranks(2, work)
+
+
+def test_tensors_whose_memory_has_the_other_sign():
+    q, k, v, dout = wholes()
+
+    def work(communicator):
+        shared = ContextParallel(communicator=communicator)
+        results = []
+        for sign in (torch.neg, torch._neg_view):
+            mine = [shared.shard(t).requires_grad_() for t in (q, k, v)]
+            sink = torch.linspace(-1, 1, SIZES["h_q"], dtype=q.dtype)
+            o, lse = shared(*map(sign, mine), sink=sign(sink), return_lse=True)
+            given = (sign(shared.shard(dout)), sign(lse.detach().cos()))
+            results.append((o.detach(), *torch.autograd.grad((o, lse), mine, given)))
+        return results
+
+    for expected, actual in on_ranks(2, work):
+        assert all(torch.equal(x, y) for x, y in zip(actual, expected))
 
 
 def test_a_rank_that_fails_ends_the_others():

@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cache_cases import TOLERANCE, Pages, numbers  # noqa: E402
+from conftest import refused  # noqa: E402
 from fa_attention.torch import SharedPrefix, shared_prefix_attention  # noqa: E402
 
 
@@ -53,6 +54,17 @@ def test_refusals(device):
         shared(device, torch.float32, False, window_left=7)
     with pytest.raises(Exception, match="functions that do not depend on q"):
         shared(device, torch.float32, False, score="score + float(q)")
+    for name in ("q", "k_pages", "v_pages"):
+        others = {each: torch.zeros(1, 2, 1, 16, device=device) for each in ("q", "k_pages", "v_pages")}
+        for bad, word in ((None, "NoneType"), (others["q"].long(), "int64"), (others["q"].cpu().numpy(), "ndarray")):
+            with pytest.raises(TypeError, match=f"^{name} is.*{word}.*accepted"):
+                shared_prefix_attention(**{**others, name: bad}, block_table=numbers(0, device=device)[None], prefixes=[],
+                                        seqused_kv=numbers(1, device=device), seq_begin=numbers(0, device=device))
+    refused(TypeError, lambda: shared(device, torch.float32, False, sink=[0.0] * 4), "sink", "list", "torch.Tensor")
+    q = torch.randn(1, 2, 1, 16, device=device)
+    call = lambda table: shared_prefix_attention(q, q, q, table, numbers(1, device=device), None, [])  # noqa: E731
+    refused(TypeError, lambda: call(None), "block_table", "NoneType", "torch.Tensor")
+    refused(TypeError, lambda: call(q[0, 0]), "block_table", "float32", "torch.int32")
     q = torch.randn(1, 2, 1, 16, device=device, requires_grad=True)
     with pytest.raises(RuntimeError, match="shared_prefix_attention"):
         shared_prefix_attention(q, q, q, None, None, None, [])

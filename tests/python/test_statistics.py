@@ -145,3 +145,49 @@ def test_what_has_no_gradient(device):
     assert gradient.abs().max() > 0
     plain = attention_statistics(q.detach(), k.detach(), v.detach(), entropy=True)
     assert not plain.o.requires_grad
+
+
+EVERYTHING = {"max_logit": "softmax", "entropy": True, "column_sums": "kv_heads"}
+
+
+def test_second_derivatives_are_refused(device):
+    q, k, v = (t.requires_grad_() for t in tensors(device, torch.float32))
+    for loss in (lambda got: got.o.sum(), lambda got: got.entropy.sum()):
+        first, = torch.autograd.grad(loss(attention_statistics(q, k, v, **EVERYTHING)), q, create_graph=True)
+        refused(RuntimeError, lambda: torch.autograd.grad(first.square().sum() + q.square().sum(), q), "first derivatives")
+
+
+def test_tensors_whose_memory_has_the_other_sign(device):
+    results = []
+    for sign in (torch.neg, torch._neg_view):
+        leaves = [t.requires_grad_() for t in tensors(device, torch.float32)]
+        sink = torch.linspace(-1, 1, H_Q, device=device)
+        gain = torch.linspace(1, 2, H_Q, device=device).requires_grad_()
+        got = attention_statistics(*map(sign, leaves), **EVERYTHING, sink=sign(sink), score="score * gain[h]",
+                                   captures={"gain": sign(gain)})[:5]
+        gradients = torch.autograd.grad(got, [*leaves, gain], [sign(t.detach().cos()) for t in got])
+        results.append([t.detach() for t in (*got, *gradients)])
+    for expected, actual in zip(*results):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_sinks_and_captures_are_those_of_attention(device):
+    q, k, v = tensors(device, torch.float32)
+    more = {"sink": torch.linspace(-1, 1, H_Q, device=device, dtype=torch.bfloat16), "score": "score * gain[0] + shift",
+            "captures": {"gain": torch.tensor(0.5, device=device, requires_grad=True), "shift": 2}}
+    got = attention_statistics(q, k, v, **more)
+    expected, lse = attention(q, k, v, **more, return_lse=True)
+    torch.testing.assert_close(got.o, expected)
+    torch.testing.assert_close(got.lse, lse)
+    gradients = [torch.autograd.grad(o.sum(), more["captures"]["gain"])[0] for o in (got.o, expected)]
+    assert gradients[0].shape == ()
+    torch.testing.assert_close(*gradients)
+
+
+def test_kinds_that_are_refused(device):
+    q, k, v = tensors(device, torch.float32)
+    refused(TypeError, lambda: attention_statistics(q, k, v, sink=[0.0] * H_Q), "sink", "list", "torch.Tensor")
+    refused(TypeError, lambda: attention_statistics(q, k, v, score="score * x", captures={"x": "1"}), "captures", "x", "str")
+    wide = {"x": q[0, :, 0, 0].long()}
+    refused(TypeError, lambda: attention_statistics(q, k, v, score="score * x[h]", captures=wide), "x", "int64")
+    refused(TypeError, lambda: attention_statistics(q.long(), k.long(), v.long()), "q", "int64")

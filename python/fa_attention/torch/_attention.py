@@ -104,8 +104,9 @@ _PLAIN = _native.PLAIN
 
 
 def is_direct(*tensors: Optional[Tensor]) -> bool:
-    """Whether nothing watches the call: no compiler, no mode, no transform, no subclass of tensors."""
-    return _native.is_direct() and all([t is None or type(t) in _PLAIN for t in tensors])
+    """Whether nothing watches the call: no compiler, no mode, no transform, no subclass of tensors, and no tensor whose memory
+    has the other sign, which the dispatcher resolves."""
+    return _native.is_direct() and all([t is None or (type(t) in _PLAIN and not t.is_neg()) for t in tensors])
 
 
 def _dropout_state(q: Tensor, rng_state: RngState, direct: bool) -> tuple[Optional[Tensor], int, int]:
@@ -156,8 +157,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, fixed: tuple[Any, ...], varlen: Opt
     if kind != "meta" and torch.is_autocast_enabled(kind):
         q, k, v = _cast(q, k, v, torch.get_autocast_dtype(kind))
     names, tensors, scalars, values = split_captures(captures) if captures else ((), [], (), ())
-    if sink is not None and sink.dtype != _raw.lse_dtype(q.dtype):
-        sink = sink.to(_raw.lse_dtype(q.dtype))
+    if sink is not None:
+        sink = _raw.sink_like(sink, q)
     rng, seed, offset = _dropout_state(q, rng_state, direct) if fixed[6] else (None, 0, 0)
     arrays, longest = (varlen[:4], varlen[4:]) if varlen is not None else ((None,) * 4, (0, 0))
     if not direct or (tensors and not is_direct(*tensors)):

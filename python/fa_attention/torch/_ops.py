@@ -25,6 +25,21 @@ _BACKWARD = (f"backward(Tensor? dout, Tensor? dlse, Tensor q, Tensor k, Tensor v
 REASON = ("the gradients of fa_attention are differentiated: accepted are first derivatives only (where create_graph=True is "
           "meant for other parts of the graph, detach these gradients)")
 
+
+
+class Once(torch.autograd.Function):
+    """compute(*tensors), the gradients of a call. A node of its own, because only a node can refuse to be differentiated:
+    gradients that are merely cut off from the graph would make second derivatives too small, without a word."""
+
+    @staticmethod
+    def forward(ctx: Any, compute: Callable[..., Any], *tensors: Optional[Tensor]) -> Any:
+        return tuple(compute(*tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(REASON)
+
+
 library = operators.Library("fa_attention", "DEF")
 for _schema in (_FORWARD, _BACKWARD):
     for _text in (_schema, _schema.replace("(", "_kernel(", 1)):

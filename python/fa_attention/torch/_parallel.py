@@ -9,8 +9,11 @@ from typing import Any, Optional, Sequence
 import torch
 from torch import Tensor
 
+from .. import capi
 from .. import parallel as base
 from .._errors import Error
+from . import _ops, _raw
+from ._attention import RngState, _dropout_state
 
 _ID_BYTES = 128
 
@@ -39,11 +42,18 @@ class NcclCommunicator(base.Communicator):
         nccl.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, _UniqueId, ctypes.c_int]
         cls._check(nccl.ncclCommInitRank(ctypes.addressof(comm), size, unique, rank), "ncclCommInitRank")
         made = cls.of_nccl(int(comm.value or 0), timeout)
-        made._nccl, made._comm = nccl, comm
+        made._nccl, made._comm, made._group = nccl, comm, group
         return made
 
     _nccl: Any = None
     _comm: Any = None
+    _group: Any = None
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """What rank 0 has, on every rank: queued on the current stream."""
+        import torch.distributed as dist
+
+        dist.broadcast(tensor, src=dist.get_global_rank(self._group, 0) if self._group is not None else 0, group=self._group)
 
     @staticmethod
     def _check(result: int, call: str) -> None:
@@ -65,36 +75,42 @@ class NcclCommunicator(base.Communicator):
 class _Shared(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], parallel: ContextParallel,
-                lengths: Sequence[int]) -> Any:
-        q, k, v = _rows(q), _rows(k), _rows(v)
+                lengths: Sequence[int], rng: Optional[Tensor], pair: Optional[tuple[int, int]]) -> Any:
         made = parallel._made(q, k, v, sink is not None)
         heads, rows = (q.shape[1], q.shape[0]) if lengths else (q.shape[1], q.shape[2])
         o = torch.empty_strided(_sizes(q, v), _strides(q, v), dtype=q.dtype, device=q.device)
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         lse = torch.empty((heads, rows) if lengths else (q.shape[0], heads, rows), dtype=wide, device=q.device)
-        made.forward(q, k, v, o, lse, stream=_stream(q), lengths=lengths, sink=sink)
-        ctx.save_for_backward(q, k, v, o, lse, sink)
-        ctx.call = (made, lengths)
+        made.forward(q, k, v, o, lse, stream=_stream(q), lengths=lengths, sink=sink, dropout=_state(rng, pair))
+        ctx.save_for_backward(q, k, v, o, lse, sink, rng)
+        ctx.call = (made, lengths, pair)
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[misc]
     def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> Any:
-        q, k, v, o, lse, sink = ctx.saved_tensors
-        made, lengths = ctx.call
-        # Other ranks wait for what this one sends, whether it has a gradient or not.
-        dout = torch.zeros_like(o) if dout is None else _rows(dout)
-        gradients = [torch.empty_like(t) for t in (q, k, v)]
-        dsink = torch.empty_like(sink) if sink is not None and ctx.needs_input_grad[3] else None
-        made.backward(q, k, v, o, lse, dout, *gradients, dlse=dlse.contiguous() if dlse is not None else None,
-                      stream=_stream(q), lengths=lengths, sink=sink, dsink=dsink)
-        return (*gradients, dsink, None, None)
+        made, lengths, pair = ctx.call
+        with_dsink = ctx.needs_input_grad[3]
+
+        def compute(dout: Optional[Tensor], dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+                    sink: Optional[Tensor], rng: Optional[Tensor]) -> Any:
+            # Other ranks wait for what this one sends, whether it has a gradient or not.
+            dout = torch.zeros_like(o) if dout is None else _raw.readable(dout)
+            gradients = [torch.empty_like(t) for t in (q, k, v)]
+            dsink = torch.empty_like(sink) if sink is not None and with_dsink else None
+            made.backward(q, k, v, o, lse, dout, *gradients, dlse=_raw.resolved(dlse).contiguous() if dlse is not None else None,
+                          stream=_stream(q), lengths=lengths, sink=sink, dsink=dsink, dropout=_state(rng, pair))
+            return (*gradients, dsink)
+
+        return (*_ops.Once.apply(compute, dout, dlse, *ctx.saved_tensors), None, None, None, None)
 
 
-def _rows(tensor: Tensor) -> Tensor:
-    """Whose rows have no gaps; a copy where they have."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+def _state(rng: Optional[Tensor], pair: Optional[tuple[int, int]]) -> Any:
+    """Seed and offset for the library; None without dropout."""
+    if rng is None and pair is None:
+        return None
+    seed, offset = pair or (0, 0)
+    return capi.dropout_state(seed, offset, rng)
 
 
 def _sizes(q: Tensor, v: Tensor) -> tuple[int, ...]:
@@ -126,7 +142,10 @@ class ContextParallel:
     group: a process group whose ranks have a GPU each. communicator: instead of a group, a rank of
     `fa_attention.parallel.Communicator.local_group`, for threads on the CPU. The other arguments are those of
     `fa_attention.parallel.ContextParallel`: layout, scheme, causal, scale, window_left, and so on. Every rank makes the same
-    calls in the same order, backward too. Calls of one object run one after the other."""
+    calls in the same order, backward too. Calls of one object run one after the other.
+
+    With dropout all ranks need one mask. Unless `rng_state` is given, seed and offset of each call are drawn from PyTorch's
+    generator: those of rank 0, which a broadcast of the group sends, and among threads those of whichever comes first."""
 
     def __init__(self, group: Any = None, communicator: Optional[base.Communicator] = None, layout: str = "zigzag",
                  timeout: float = 60.0, **config: Any) -> None:
@@ -153,14 +172,34 @@ class ContextParallel:
             self._of[key] = made
         return made
 
+    def _dropout(self, q: Tensor, rng_state: RngState) -> tuple[Optional[Tensor], Optional[tuple[int, int]]]:
+        """An int64 tensor of seed and offset on the device, or both as numbers, the same on every rank."""
+        if not self.config.get("dropout"):
+            return None, None
+        if rng_state is not None:
+            rng, *pair = _dropout_state(q, rng_state, True)
+        elif isinstance(self.communicator, NcclCommunicator) and self.communicator._nccl is not None:
+            rng = torch.randint(0, 2**62, (2,), device=q.device)
+            self.communicator.broadcast(rng)
+        elif self.communicator._agreed is not None:
+            rng, *pair = self.communicator.agree(lambda: _dropout_state(q, None, True))
+        else:
+            raise ValueError("rng_state is None: accepted with dropout and a communicator without a group is (seed, offset)")
+        return (rng, None) if rng is not None else (None, (pair[0], pair[1]))
+
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor] = None, lengths: Sequence[int] = (),
-                 return_lse: bool = False) -> Any:
+                 return_lse: bool = False, rng_state: RngState = None) -> Any:
         """o of this rank's rows. Shards [b, h, s / n, d] in any memory order; with `lengths`, the whole lengths of the
-        sequences of a packed batch, [total / n, h, d]."""
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
-            if tensor.dim() != (3 if lengths else 4):
-                raise ValueError(f"{name} has {tensor.dim()} axes: accepted are 4, and with lengths 3")
-        o, lse = _Shared.apply(q, k, v, sink, self, tuple(lengths))
+        sequences of a packed batch, [total / n, h, d]. sink: [h_q], of the whole. rng_state: with dropout, (seed, offset) of its
+        mask or an int64 tensor of both on the device, the same on every rank; it is that of `attention` of the whole.
+
+        Raises TypeError for what is no tensor or of another dtype, ValueError for sizes and values, naming the argument."""
+        _raw.check_tensors(q, k, v, bool(lengths))
+        if sink is not None:
+            sink = _raw.resolved(_raw.sink_like(sink, q)).contiguous()
+        rng, pair = self._dropout(q, rng_state)
+        q, k, v = (_raw.readable(t) for t in (q, k, v))
+        o, lse = _Shared.apply(q, k, v, sink, self, tuple(lengths), rng, pair)
         return (o, lse) if return_lse else o
 
     def shard(self, whole: Tensor, lengths: Sequence[int] = ()) -> Tensor:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from .. import _abi
+from .._errors import type_name
 from .._options import HandleKey, Options, handle
 from .._prepared import Layout, PreparedCall, Spec
 
@@ -36,9 +37,24 @@ class Call(NamedTuple):
     numbers: tuple[float, ...] = ()
 
 
+def resolved(t: Tensor) -> Tensor:
+    """`t` itself, unless its memory has the other sign."""
+    return t.resolve_neg() if t.is_neg() else t
+
+
 def readable(t: Tensor) -> Tensor:
-    """`t` itself, unless its head dim is not contiguous, as in the gradient of a sum, which is expanded."""
+    """`t` itself, unless its memory has the other sign or its head dim is not contiguous, as in the gradient of a sum, which is
+    expanded."""
+    t = resolved(t)
     return t if t.stride(-1) == 1 or t.shape[-1] <= 1 else t.contiguous()
+
+
+def sink_like(sink: Tensor, q: Tensor) -> Tensor:
+    """`sink` in the dtype of logits of `q`. TypeError for what is no tensor."""
+    if not isinstance(sink, Tensor):
+        raise TypeError(f"sink is a {type_name(sink)}: accepted is a torch.Tensor")
+    dtype = lse_dtype(q.dtype)
+    return sink if sink.dtype == dtype else sink.to(dtype)
 
 
 def like(t: Tensor, heads: Any, rows: Any, head_dim: Any) -> Tensor:
@@ -211,7 +227,12 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, varlen: bool) -> None:
 def check_others(q: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor], call: Call) -> None:
     if q.device.type not in ("cpu", "cuda", "meta"):
         raise ValueError(f"q is on {q.device}: accepted are cpu and cuda")
-    others = [*zip(call.options.tensors, captures)] + ([("sink", sink)] if sink is not None else [])
+    check_captures(dict(zip(call.options.tensors, captures)), sink, q)
+
+
+def check_captures(captures: Mapping[str, Any], sink: Optional[Tensor], q: Tensor) -> None:
+    """ValueError and TypeError for tensors among `captures` and a sink that the library cannot read."""
+    others = [(name, t) for name, t in captures.items() if isinstance(t, Tensor)] + ([("sink", sink)] if sink is not None else [])
     for name, t in others:
         if t.device != q.device:
             raise ValueError(f"{name} is on {t.device}: accepted is where q is, {q.device}")
@@ -283,8 +304,8 @@ def backward(plan: Plan, dout: Optional[Tensor], dlse: Optional[Tensor], q: Tens
              needed: Sequence[bool]) -> Gradients:
     """Gradients of q, k, v, the sink and captures; None for what is not `needed`."""
     dout = torch.zeros_like(o) if dout is None else readable(dout)
-    if dlse is not None and dlse.dtype != lse.dtype:
-        dlse = dlse.to(lse.dtype)
+    if dlse is not None:
+        dlse = dlse.to(lse.dtype).resolve_neg()
     o = readable(o)
     wanted = (bool(needed[0]), bool(needed[1]), bool(needed[2]), sink is not None and bool(needed[3]))
     written = sum(wanted)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from .. import capi, load
+from .._errors import type_name
+from .._options import Options
 from . import _cache_ops, _cache_raw, _raw
 
 
@@ -56,12 +58,20 @@ def shared_prefix_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_t
         _cache_ops.refuse_gradients("shared_prefix_attention", named)
     if layout not in ("NHD", "HND"):
         raise ValueError(f"layout is {layout!r}: accepted are 'NHD' and 'HND'")
+    if not isinstance(q, Tensor):
+        raise TypeError(f"q is a {type_name(q)}: accepted is a torch.Tensor")
     for name, t in (("k_pages", k_pages), ("v_pages", v_pages)):
         if isinstance(t, Tensor) and t.dtype in _cache_raw.STORED:
             raise TypeError(f"{name} is {t.dtype}: accepted with shared prefixes is what q is, {q.dtype}, and for 8 bits "
                             "paged_attention")
-    k, v = (t.transpose(1, 2) if layout == "NHD" else t for t in (k_pages, v_pages))
+    if not isinstance(block_table, Tensor):
+        raise TypeError(f"block_table is a {type_name(block_table)}: accepted is a torch.Tensor of torch.int32")
     packed = cu_seqlens_q is not None
+    if sink is not None:
+        sink = _raw.resolved(_raw.sink_like(sink, q))
+    call = _cache_raw.PagedCall(Options(varlen=packed), layout, block_table, seqused_kv, cu_seqlens_q, seq_begin=seq_begin)
+    _cache_raw.check_kinds(q, k_pages, v_pages, sink, (), call)
+    k, v = (_raw.resolved(t.transpose(1, 2) if layout == "NHD" else t) for t in (k_pages, v_pages))
     q = _raw.readable(q)
     o = out if out is not None else q.new_empty((*q.shape[:-1], v.shape[-1]))
     rows = (q.shape[1], q.shape[0]) if packed else q.shape[:-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Mapping, NamedTuple, Optional
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from torch import Tensor
 from .. import capi
 from .._library import load
 from .._options import words
-from . import _raw
+from . import _ops, _raw
+from ._attention import split_captures
 from ._raw import CAPTURE_DTYPES, DTYPES
 
 
@@ -95,35 +96,41 @@ class _Differentiable(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor], dmax_logit: Optional[Tensor],
-                 dentropy: Optional[Tensor], dcolumn_sums: Optional[Tensor], *_: Any) -> Any:
-        q, k, v, o, lse, entropy, sink, *captures = ctx.saved_tensors
-        needed = ctx.needs_input_grad[1:]
-        call: _Call = ctx.call._replace(given={**ctx.call.given, **dict(zip(ctx.call.names, captures))})
-        options = dict(call.options)
-        dmax_logit = None if dmax_logit is None else dmax_logit.to(lse.dtype).contiguous()
-        dentropy = None if dentropy is None else dentropy.to(lse.dtype).contiguous()
-        dcolumn_sums = None if dcolumn_sums is None else dcolumn_sums.to(lse.dtype).contiguous()
-        options.update(max_logit="none" if dmax_logit is None else options["max_logit"],
-                       max_logit_by_head=dmax_logit is not None and options["max_logit_by_head"],
-                       max_logit_gradient=dmax_logit is not None, entropy=dentropy is not None,
-                       entropy_gradient=dentropy is not None, top_keys=0,
-                       column_sums="none" if dcolumn_sums is None else options["column_sums"],
-                       column_sums_gradient=dcolumn_sums is not None)
-        grads = dict(zip(call.names, needed[4:]))
-        attention = _attention(q, v, call, options, grads)
-        dq, dk, dv = (_raw.gradient_like(t) if need else None for t, need in zip((q, k, v), needed))
-        dsink = torch.empty_like(sink) if sink is not None and needed[3] else None
-        dcaptures = {name: torch.empty(t.shape, dtype=lse.dtype, device=q.device)
-                     for name, t in zip(call.names, captures) if grads[name]}
-        dout = torch.zeros_like(o) if dout is None else _raw.readable(dout.to(o.dtype))
-        attention.bind_backward(q, k, v, o, lse, dout, dq, dk, dv, None if dlse is None else dlse.to(lse.dtype), _stream(q),
-                                captures=call.given or None, sink=sink, dcaptures=dcaptures or None, dsink=dsink,
-                                entropy=entropy if dentropy is not None else None, dentropy=dentropy, dmax_logit=dmax_logit,
-                                dcolumn_sums=dcolumn_sums)()
-        of_captures = [dcaptures[name].to(t.dtype) if grads[name] else None for name, t in zip(call.names, captures)]
-        return (None, dq, dk, dv, dsink, *of_captures)
+    def backward(ctx: Any, *gradients: Optional[Tensor]) -> Any:
+        call, needed = ctx.call, ctx.needs_input_grad[1:]
+        compute = lambda *tensors: _backward(call, needed, *tensors)  # noqa: E731
+        return (None, *_ops.Once.apply(compute, *gradients[:5], *ctx.saved_tensors))
+
+
+def _given(gradient: Optional[Tensor], like: Tensor) -> Optional[Tensor]:
+    return None if gradient is None else gradient.to(like.dtype).resolve_neg().contiguous()
+
+
+def _backward(call: _Call, needed: Sequence[bool], dout: Optional[Tensor], dlse: Optional[Tensor], dmax_logit: Optional[Tensor],
+              dentropy: Optional[Tensor], dcolumn_sums: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+              entropy: Optional[Tensor], sink: Optional[Tensor], *captures: Tensor) -> Any:
+    """Gradients of q, k, v, the sink and captures; None for what is not `needed`."""
+    call = call._replace(given={**call.given, **dict(zip(call.names, captures))})
+    options = dict(call.options)
+    dlse, dmax_logit, dentropy, dcolumn_sums = (_given(t, lse) for t in (dlse, dmax_logit, dentropy, dcolumn_sums))
+    options.update(max_logit="none" if dmax_logit is None else options["max_logit"],
+                   max_logit_by_head=dmax_logit is not None and options["max_logit_by_head"],
+                   max_logit_gradient=dmax_logit is not None, entropy=dentropy is not None,
+                   entropy_gradient=dentropy is not None, top_keys=0,
+                   column_sums="none" if dcolumn_sums is None else options["column_sums"],
+                   column_sums_gradient=dcolumn_sums is not None)
+    grads = dict(zip(call.names, needed[4:]))
+    attention = _attention(q, v, call, options, grads)
+    dq, dk, dv = (_raw.gradient_like(t) if need else None for t, need in zip((q, k, v), needed))
+    dsink = torch.empty_like(sink) if sink is not None and needed[3] else None
+    dcaptures = {name: torch.empty(t.shape, dtype=lse.dtype, device=q.device)
+                 for name, t in zip(call.names, captures) if grads[name]}
+    dout = torch.zeros_like(o) if dout is None else _raw.readable(dout.to(o.dtype))
+    attention.bind_backward(q, k, v, o, lse, dout, dq, dk, dv, dlse, _stream(q), captures=call.given or None, sink=sink,
+                            dcaptures=dcaptures or None, dsink=dsink, entropy=entropy if dentropy is not None else None,
+                            dentropy=dentropy, dmax_logit=dmax_logit, dcolumn_sums=dcolumn_sums)()
+    of_captures = [dcaptures[name].to(t.dtype) if grads[name] else None for name, t in zip(call.names, captures)]
+    return (dq, dk, dv, dsink, *of_captures)
 
 
 def attention_statistics(q: Tensor, k: Tensor, v: Tensor, *, max_logit: str = "none", max_logit_by_head: bool = False,
@@ -143,7 +150,11 @@ def attention_statistics(q: Tensor, k: Tensor, v: Tensor, *, max_logit: str = "n
     Gradients flow through all but top_keys; of equal logits to that of the first row, and of the first key in it.
     deterministic: they are bitwise repeatable."""
     _raw.check_tensors(q, k, v, False)
-    given = dict(captures or {})
+    names, arrays, scalars, values = split_captures(captures)
+    given: dict[str, Any] = {**dict(zip(names, (_raw.resolved(t) for t in arrays))), **dict(zip(scalars, values))}
+    if sink is not None:
+        sink = _raw.resolved(_raw.sink_like(sink, q))
+    _raw.check_captures(given, sink, q)
     options = {"causal": causal, "scale": scale, "top_left": top_left, "window_left": window_left, "window_right": window_right,
                "chunk": chunk, "sink": sink is not None, "max_logit": max_logit, "max_logit_by_head": max_logit_by_head,
                "entropy": entropy, "column_sums": column_sums, "top_keys": top_keys,
