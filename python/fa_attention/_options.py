@@ -34,6 +34,11 @@ class Options(NamedTuple):
     page_size: int = 0
     k_dtype: Optional[str] = None  # of a cache of 8 bits
     v_dtype: Optional[str] = None
+    accumulate: bool = False  # forward adds to what o and lse hold
+    o_dtype: Optional[str] = None  # of q, k and v of 8 bits
+    key_scales: bool = False
+    value_scales: bool = False
+    precise: bool = False
 
     @property
     def reads_batch(self) -> bool:
@@ -104,9 +109,11 @@ def handle(key: HandleKey) -> capi.Attention:
         if grad and name not in in_score:
             raise ValueError(f"captures[{name!r}] requires a gradient: accepted is that of a capture of the score function; "
                              "a mask has none")
+    padded = options.varlen and not options.accumulate and options.o_dtype != "float8_e4m3fn"
     return capi.Attention(
         load(), key.d_qk, key.dtype, options.causal, key.d_v, options.scale, options.top_left, device=key.device,
-        deterministic=options.deterministic, varlen=options.varlen, zero_padding=options.varlen, dropout=options.dropout,
+        deterministic=options.deterministic, varlen=options.varlen, zero_padding=padded, dropout=options.dropout,
         score=_function(key, options.score), mask=_function(key, options.mask), window_left=options.window_left,
         window_right=options.window_right, chunk=options.chunk, sink=key.sink, page_size=options.page_size,
-        k_dtype=options.k_dtype, v_dtype=options.v_dtype)
+        k_dtype=options.k_dtype, v_dtype=options.v_dtype, accumulate=options.accumulate, o_dtype=options.o_dtype,
+        key_scales=options.key_scales, value_scales=options.value_scales, precise=options.precise)

@@ -8,6 +8,8 @@
     o = varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_kv)  # [total, h, d]
     append(k, v, k_pages, v_pages, seqused_kv, block_table=block_table)  # new keys and values, in place
     o = paged_attention(q, k_pages, v_pages, block_table, seqused_kv, causal=True)
+    o, lse = merge_states([(o, lse), (o2, lse2)])        # of partial results over different keys, differentiable
+    accumulate(q, k, v, o, lse)                          # adds keys to a partial result, in place
     attention_statistics(q, k, v, max_logit="softmax", max_logit_by_head=True).max_logit  # [h_q], for QK-clip
     o = shared_prefix_attention(q, k_pages, v_pages, block_table, seqused_kv, seq_begin, [SharedPrefix(...)], causal=True)
 
@@ -18,14 +20,16 @@ fake tensors and torch.func a call is the operator torch.ops.fa_attention.forwar
 without the dispatcher. `ContextParallel` is attention of rows that ranks share. `Attention` is a module; `KVCache` names the tensors of a cache, in pages or contiguous.
 """
 
+from ._accumulate import accumulate
 from ._attention import attention, varlen_attention
 from ._cache import KVCache, append, paged_attention
 from ._flash_backend import register_flash_attention
+from ._merge import merge_states
 from ._module import Attention
 from ._parallel import ContextParallel
 from ._sdpa import scaled_dot_product_attention
 from ._shared import SharedPrefix, shared_prefix_attention
 from ._statistics import AttentionStatistics, attention_statistics
 
-__all__ = ["Attention", "AttentionStatistics", "ContextParallel", "KVCache", "SharedPrefix", "append", "attention", "attention_statistics", "paged_attention", "register_flash_attention",
+__all__ = ["Attention", "AttentionStatistics", "ContextParallel", "KVCache", "SharedPrefix", "accumulate", "append", "attention", "attention_statistics", "merge_states", "paged_attention", "register_flash_attention",
            "scaled_dot_product_attention", "shared_prefix_attention", "varlen_attention"]

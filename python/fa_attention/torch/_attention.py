@@ -236,7 +236,7 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_s
     arguments, and errors, of `attention`.
     """
     try:
-        _check_sequences(q, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
+        check_sequences(q, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
         fixed = (causal, scale, top_left, window_left, window_right, chunk, dropout, deterministic, score, mask)
         varlen = (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, max_s_q, max_s_kv)
         return _attend(q, k, v, fixed, varlen, captures, sink, rng_state, return_lse)
@@ -245,7 +245,7 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_s
         raise
 
 
-def _check_sequences(q: Tensor, cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor, seqused_q: Optional[Tensor],
+def check_sequences(q: Tensor, cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor, seqused_q: Optional[Tensor],
                      seqused_kv: Optional[Tensor]) -> None:
     named = (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_kv", cu_seqlens_kv), ("seqused_q", seqused_q),
              ("seqused_kv", seqused_kv))

@@ -115,7 +115,8 @@ def refuse_gradients(operator: str, named: Iterable[tuple[str, Any]]) -> None:
                                "has no gradients")
 
 
-def _without_gradients(operator: Any) -> Callable[..., Any]:
+def without_gradients(operator: Any) -> Callable[..., Any]:
+    """A kernel for Autograd: it refuses what requires a gradient."""
     names = [argument.name for argument in operator._schema.arguments]
 
     def kernel(keys: Any, *arguments: Any) -> Any:
@@ -192,6 +193,6 @@ operators.register_fake("fa_attention::paged_forward", _forward_fake, lib=librar
 operators.register_fake("fa_attention::append", _append_fake, lib=library)
 operators.register_vmap("fa_attention::paged_forward", _forward_mapped, lib=library)
 operators.register_vmap("fa_attention::append", _append_mapped, lib=library)
-library.impl("paged_forward", _without_gradients(forward_op), "Autograd", with_keyset=True)
-library.impl("append", _without_gradients(append_op), "Autograd", with_keyset=True)
+library.impl("paged_forward", without_gradients(forward_op), "Autograd", with_keyset=True)
+library.impl("append", without_gradients(append_op), "Autograd", with_keyset=True)
 library.impl("append", _count_version, "ADInplaceOrView", with_keyset=True)

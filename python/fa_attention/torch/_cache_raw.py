@@ -186,7 +186,7 @@ def _keep(key: Any, plan: Any) -> None:
         _plans[key] = plan
 
 
-def _on_device(index: int, function: Any, *arguments: Any) -> None:
+def on_device(index: int, function: Any, *arguments: Any) -> None:
     """Calls `function` with the stream behind its arguments."""
     if index < 0:
         function(*arguments, 0)
@@ -227,7 +227,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: S
         lse = torch.empty_strided(shape, strides, dtype=dtype, device=plan.device)
         addresses.append(lse.data_ptr())
     addresses += [t.data_ptr() for t in captures]
-    _on_device(plan.index, _launch, plan, plan.forward(want_lse), addresses, call)
+    on_device(plan.index, _launch, plan, plan.forward(want_lse), addresses, call)
     return o, lse
 
 
@@ -250,7 +250,7 @@ def append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Optional[T
     addresses += [t.data_ptr() for t in (call.rotary_cos, call.rotary_sin, call.block_table) if t is not None]
     lengths = Lengths(plan.b, address(call.cu_seqlens_k_new), address(call.seqused_kv), address(call.batch_index),
                       address(call.slots), address(call.positions))
-    _on_device(plan.index, plan.prepared, addresses, lengths)
+    on_device(plan.index, plan.prepared, addresses, lengths)
     return q_out
 
 

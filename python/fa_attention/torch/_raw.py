@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import threading
+<<<<<<< HEAD
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
+=======
+from typing import Any, NamedTuple, Optional, Protocol, Sequence
+>>>>>>> py
 
 import torch
 from torch import Tensor
@@ -15,6 +19,8 @@ from .._prepared import Layout, PreparedCall, Spec
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
 CAPTURE_DTYPES = {**DTYPES, torch.int32: "int32"}
+CODES = {torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e5m2: "float8_e5m2", torch.int8: "int8"}  # of q in 8 bits
+_NAMES = {**CAPTURE_DTYPES, **CODES}
 _MOST_PLANS = 2048
 
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -49,6 +55,7 @@ def readable(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 or t.shape[-1] <= 1 else t.contiguous()
 
 
+<<<<<<< HEAD
 def sink_like(sink: Tensor, q: Tensor) -> Tensor:
     """`sink` in the dtype of logits of `q`. TypeError for what is no tensor."""
     if not isinstance(sink, Tensor):
@@ -58,12 +65,15 @@ def sink_like(sink: Tensor, q: Tensor) -> Tensor:
 
 
 def like(t: Tensor, heads: Any, rows: Any, head_dim: Any) -> Tensor:
+=======
+def like(t: Tensor, heads: Any, rows: Any, head_dim: Any, dtype: Optional[torch.dtype] = None) -> Tensor:
+>>>>>>> py
     """An empty [b, h, s, d] tensor in the memory order of `t`, or [total, h, d] where `t` is that."""
     if t.dim() == 3:
-        return t.new_empty((rows, heads, head_dim))
+        return t.new_empty((rows, heads, head_dim), dtype=dtype)
     if t.stride(1) < t.stride(2):
-        return t.new_empty((t.shape[0], rows, heads, head_dim)).transpose(1, 2)
-    return t.new_empty((t.shape[0], heads, rows, head_dim))
+        return t.new_empty((t.shape[0], rows, heads, head_dim), dtype=dtype).transpose(1, 2)
+    return t.new_empty((t.shape[0], heads, rows, head_dim), dtype=dtype)
 
 
 def lse_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -71,7 +81,7 @@ def lse_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def spec(t: Tensor) -> Spec:
-    return Spec(CAPTURE_DTYPES[t.dtype], tuple(t.shape), tuple(t.stride()))
+    return Spec(_NAMES[t.dtype], tuple(t.shape), tuple(t.stride()))
 
 
 class Output(NamedTuple):
@@ -82,7 +92,7 @@ class Output(NamedTuple):
     dtype: torch.dtype
 
     def spec(self) -> Spec:
-        return Spec(DTYPES[self.dtype], self.shape, self.strides)
+        return Spec(_NAMES[self.dtype], self.shape, self.strides)
 
 
 def output_of(t: Tensor) -> Output:
@@ -256,13 +266,20 @@ def current_stream(index: int) -> int:
     return int(_raw_stream(index) if _raw_stream is not None else torch.cuda.current_stream(index).cuda_stream)
 
 
-def _run(plan: Plan, prepared: PreparedCall, addresses: list[int], call: Call) -> None:
+class Placed(Protocol):
+    """A plan, of which a launch sees the GPU's index, or -1, and the device."""
+
+    index: int
+    device: torch.device
+
+
+def run(plan: Placed, prepared: PreparedCall, addresses: list[int], call: Call) -> None:
     index = plan.index
     if index < 0:
         stream = 0
     elif torch._C._cuda_getDevice() != index:
         with torch.cuda.device(index):
-            _run(plan, prepared, addresses, call)
+            run(plan, prepared, addresses, call)
         return
     else:
         stream = current_stream(index)
@@ -292,7 +309,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: S
         addresses.append(lse.data_ptr())
     for t in captures:
         addresses.append(t.data_ptr())
-    _run(plan, plan.forward(want_lse), addresses, call)
+    run(plan, plan.forward(want_lse), addresses, call)
     return plan, o, lse
 
 
@@ -321,7 +338,7 @@ def backward(plan: Plan, dout: Optional[Tensor], dlse: Optional[Tensor], q: Tens
     addresses += [t.data_ptr() for t in results[:written]]
     addresses += [t.data_ptr() for t in captures]
     addresses += [t.data_ptr() for t in results[written:]]
-    _run(plan, prepared, addresses, call)
+    run(plan, prepared, addresses, call)
     dcaptures: list[Optional[Tensor]] = []
     if captures:
         gradients = iter(results[written:])
