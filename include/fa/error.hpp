@@ -44,7 +44,7 @@ struct ErrorLocation {
   std::string tensor;
   double value = 0;
   std::int64_t b = -1;
-  std::int64_t h = -1;  ///< a KV head of k, v, dk and dv
+  std::int64_t h = -1;  ///< a KV head of k, v, their scales, dk, dv and sums of KV heads
   std::int64_t q = -1;
   std::int64_t kv = -1;
   std::int64_t d = -1;

@@ -955,7 +955,7 @@ typedef struct fa_error_location {
   const char* result; /* the first result that it reached */
   double value;
   int64_t b;
-  int64_t h; /* a KV head of k, v, dk and dv */
+  int64_t h; /* a KV head of k, v, their scales, dk, dv and sums of KV heads */
   int64_t q;
   int64_t kv;
   int64_t d;

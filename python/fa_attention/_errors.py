@@ -13,7 +13,7 @@ _FIELDS = ("argument", "value", "accepted", "column", "log", "options", "call", 
 class Location(NamedTuple):
     """Where a debug call met its first NaN or infinity. `tensor` is an input, the name of a capture, something on the way
     ("score", "p", "dp", "ds"), or a result; `result` is the first one that it reached. Axes that the tensor does not have
-    are -1; h is a KV head of k, v, dk and dv. `index` is the element of a captured tensor."""
+    are -1; h is a KV head of k, v, their scales, dk, dv and sums of KV heads. `index` is the element of a captured tensor."""
 
     tensor: str
     value: float

@@ -10,6 +10,7 @@
 #include "api/paged.hpp"
 #include "api/problem.hpp"
 #include "api/scratch.hpp"
+#include "driver/nvtx.hpp"
 
 namespace fa::api {
 namespace {
@@ -92,6 +93,7 @@ std::vector<std::uint64_t> DeviceInspection::scan(const std::vector<InspectedRes
   const auto place = reinterpret_cast<CUdeviceptr>(scratch.data());
   kernel::ScanResultsParams params;
   const std::int64_t grid = scan_results_params(scanned, static_cast<std::uint64_t*>(scratch.data()), params);
+  const driver::NvtxRange range(canonical(spec).c_str());
   driver::check(driver::api().cuMemsetD8Async(place, 0xff, bytes, stream), "cuMemsetD8Async");
   driver::launch(kernel->function(), static_cast<unsigned>(grid), static_cast<unsigned>(spec.threads()), 0, stream,
                  &params);
@@ -112,6 +114,7 @@ void DeviceInspection::dump(const ForwardCall& call, const plan::ForwardTensors&
   const plan::PackedArgs packed = packed_args(config_, call.sequences, call.dropout, call.cache);
   const std::int64_t grid =
       probabilities_params(problem, spec, tensors, scale_, packed, dump.p, dump.b, dump.h, params);
+  const driver::NvtxRange range(canonical(spec).c_str());
   driver::launch(kernel->function(), static_cast<unsigned>(grid), static_cast<unsigned>(spec.threads()), 0, stream,
                  &params);
 }

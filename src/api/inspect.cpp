@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstddef>
+#include <limits>
 #include <utility>
 
 #include "api/build.hpp"
@@ -80,7 +81,8 @@ void check_without_dump(const ProbabilityDump& dump, const char* accepted) {
 Inspection::Inspection(const AttentionConfig& config, const HostAttention& host, const ForwardCall& call,
                        const VariantCall& variant, const reference::Fetch* fetch)
     : config_(config), fetch_(fetch), sequences_(call.sequences), cache_(call.cache), shape_(call.shape) {
-  call_ = {host.forward_args(call, variant, fetch), {}, {}, fetch};
+  call_.args = host.forward_args(call, variant, fetch);
+  call_.fetch = fetch;
   add("o", call.o, Made::of_row);
   add("lse", call.lse, Made::of_row, true);
   const CheckedStatistics& statistics = call.statistics;
@@ -93,7 +95,16 @@ Inspection::Inspection(const AttentionConfig& config, const HostAttention& host,
 Inspection::Inspection(const AttentionConfig& config, const HostAttention& host, const BackwardCall& call,
                        const VariantCall& variant, const reference::Fetch* fetch)
     : config_(config), fetch_(fetch), sequences_(call.sequences), shape_(call.shape) {
-  call_ = {forward_args_of(host.backward_args(call, variant, fetch)), call.dout, call.dlse, fetch};
+  const reference::BackwardArgs args = host.backward_args(call, variant, fetch);
+  call_.args = forward_args_of(args);
+  call_.dout = args.dout;
+  call_.dlse = args.dlse;
+  call_.entropy = args.entropy;
+  call_.dentropy = args.dentropy;
+  call_.dmax_logit = args.dmax_logit;
+  call_.dcolumn_sums = args.dcolumn_sums;
+  call_.of_scaled = args.of_scaled;
+  call_.fetch = fetch;
   add("dq", call.dq, Made::of_row);
   add("dk", call.dk, Made::of_key, false, true);
   add("dv", call.dv, Made::of_p, false, true);
@@ -175,8 +186,13 @@ reference::InspectedCall Inspection::inspected(std::int64_t i) const {
   reference::InspectedCall part = call_;
   part.args = this->part(i);
   if (!config_.varlen || config_.page_size != 0) return part;
-  part.dout = reference::rows_of_sequence(call_.dout, sequences_, i);
-  part.dlse = reference::rows_of_sequence(call_.dlse, sequences_, i);
+  for (TensorView reference::InspectedCall::*tensor :
+       {&reference::InspectedCall::dout, &reference::InspectedCall::dlse, &reference::InspectedCall::entropy,
+        &reference::InspectedCall::dentropy}) {
+    part.*tensor = reference::rows_of_sequence(call_.*tensor, sequences_, i);
+  }
+  if (call_.dmax_logit.rank != 1) part.dmax_logit = reference::rows_of_sequence(call_.dmax_logit, sequences_, i);
+  part.dcolumn_sums = reference::keys_of_sequence(call_.dcolumn_sums, sequences_, i);
   return part;
 }
 
@@ -209,18 +225,33 @@ std::optional<ErrorLocation> Inspection::cause(const InspectedResult& result, co
   broken.first_h = element.h * result.group;
   broken.end_h = (element.h + 1) * result.group;
   broken.at = element.s;
-  if (result.made != Made::of_all_rows) return cause_in(element.b, broken);
+  const std::vector<double> greatest = greatest_logits(broken);
+  if (result.made != Made::of_all_rows) return cause_in(element.b, broken, greatest);
   for (std::int64_t b = 0; b < shape_.b; ++b) {
-    if (std::optional<ErrorLocation> found = cause_in(b, broken)) return found;
+    if (std::optional<ErrorLocation> found = cause_in(b, broken, greatest)) return found;
   }
   return std::nullopt;
 }
 
+/// Of heads, over all that the call is made of: one row of each has the gradient of the greatest.
+std::vector<double> Inspection::greatest_logits(const reference::BrokenResult& broken) const {
+  if (!call_.dmax_logit.defined() || call_.dmax_logit.rank != 1) return {};
+  std::vector<double> greatest(static_cast<std::size_t>(shape_.h_q), -std::numeric_limits<double>::infinity());
+  if (broken.made != Made::of_row && broken.made != Made::of_key) return greatest;
+  for (std::int64_t i = 0; i < parts(); ++i) {
+    reference::raise_greatest(inspected(i), broken.first_h, broken.end_h, greatest);
+  }
+  return greatest;
+}
+
 /// Each sequence, and each request, is a call with a batch of its own.
-std::optional<ErrorLocation> Inspection::cause_in(std::int64_t b, reference::BrokenResult broken) const {
+std::optional<ErrorLocation> Inspection::cause_in(std::int64_t b, reference::BrokenResult broken,
+                                                  const std::vector<double>& greatest) const {
   const bool apart = config_.varlen || config_.page_size != 0;
   broken.b = apart ? 0 : b;
-  std::optional<ErrorLocation> found = find_cause(inspected(apart ? b : 0), broken);
+  reference::InspectedCall part = inspected(apart ? b : 0);
+  part.greatest = greatest;
+  std::optional<ErrorLocation> found = find_cause(part, broken);
   if (found && apart && found->b >= 0) found->b = b;
   return found;
 }

@@ -67,7 +67,9 @@ class Inspection {
   reference::InspectedCall inspected(std::int64_t i) const;
   TensorView rows_of(const InspectedResult& result, std::int64_t b) const;
   std::optional<ErrorLocation> cause(const InspectedResult& result, const plan::FoundElement& element) const;
-  std::optional<ErrorLocation> cause_in(std::int64_t b, reference::BrokenResult broken) const;
+  std::optional<ErrorLocation> cause_in(std::int64_t b, reference::BrokenResult broken,
+                                        const std::vector<double>& greatest) const;
+  std::vector<double> greatest_logits(const reference::BrokenResult& broken) const;
   ErrorLocation location(const InspectedResult& result, const plan::FoundElement& element) const;
 
   void add(const char* name, const TensorView& view, reference::Made made, bool minus = false, bool keys = false);

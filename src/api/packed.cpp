@@ -10,6 +10,7 @@
 #include "api/paged.hpp"
 #include "api/problem.hpp"
 #include "api/validate.hpp"
+#include "driver/nvtx.hpp"
 #include "plan/planner.hpp"
 
 namespace fa::api {
@@ -59,7 +60,7 @@ const DevicePacked::Kernel& DevicePacked::get(DType dtype) {
   supply.accept.driver = driver::api().version;
   supply.command = [&] { return remedy(spec, config_); };
   const ChosenKernel chosen = choose_kernel({&spec, 1}, *store_, supply);
-  Kernel made{load_kernel(chosen, context_, nullptr), spec.warps};
+  Kernel made{load_kernel(chosen, context_, nullptr), spec.warps, canonical(spec)};
   const std::lock_guard lock(mutex_);
   if (const Kernel* kernel = slot.load(std::memory_order_acquire)) return *kernel;
   kept_.push_back(std::move(made));
@@ -105,6 +106,7 @@ void DevicePacked::clear(const TensorView& view, const PackedSequences& sequence
   plan::PaddingLaunch launch = plan::padding_launch(
       view, sequences.b, keys ? sequences.cu_seqlens_kv : sequences.cu_seqlens_q,
       keys ? sequences.seqused_kv : sequences.seqused_q, keys ? shape.s_kv : shape.s_q, value, kernel.warps);
+  const driver::NvtxRange range(kernel.spec.c_str());
   driver::launch(kernel.loaded->function(), static_cast<unsigned>(launch.grid),
                  static_cast<unsigned>(kernel.warps * 32), 0, stream, &launch.params);
 }

@@ -8,6 +8,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include <fa/attention.hpp>
@@ -53,6 +54,7 @@ class DevicePacked {
   struct Kernel {
     std::shared_ptr<const driver::LoadedKernel> loaded;
     int warps = 0;
+    std::string spec;
   };
   const Kernel& get(DType dtype);
   /// Whether lengths are to be read back. Throws fa::Error(unsupported) while `stream` is captured.

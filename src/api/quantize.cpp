@@ -9,6 +9,7 @@
 #include "api/problem.hpp"
 #include "api/validate.hpp"
 #include "api/views.hpp"
+#include "driver/nvtx.hpp"
 #include "plan/catalogue.hpp"
 #include "reference/quantize.hpp"
 #include "support/text.hpp"
@@ -199,7 +200,8 @@ const Ready& DeviceQuantize::get(const plan::KernelSpec& spec) {
   supply.command = [&] { return remedy(spec, config_); };
   const ChosenKernel chosen = choose_kernel({&spec, 1}, *store_, supply, config_.deterministic);
   Ready ready;
-  ready.kernels[plan::Role::attention] = {load_kernel(chosen, context_, nullptr), static_cast<unsigned>(spec.threads()),
+  ready.kernels[plan::Role::attention] = {load_kernel(chosen, context_, &ready.info),
+                                          static_cast<unsigned>(spec.threads()),
                                           static_cast<unsigned>(plan::shared_bytes(spec))};
   return ready_.put_first(code, std::move(ready));
 }
@@ -221,6 +223,7 @@ void DeviceQuantize::run(const QuantizeCall& call, Stream stream) {
   }
   for (std::size_t i = 0; i < call.count; ++i) {
     const ReadyKernel& kernel = ready[i]->kernels[plan::Role::attention];
+    const driver::NvtxRange range(ready[i]->info.spec.c_str());
     driver::launch(kernel.loaded->function(), static_cast<unsigned>(grids[i]), kernel.threads, kernel.shared_bytes,
                    stream, &params[i]);
   }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include <fa/error.hpp>
 
@@ -13,9 +14,16 @@ namespace fa::reference {
 
 /// A call that has run, or a sequence of it: what a forward read, or a backward.
 struct InspectedCall {
-  ForwardArgs args;  ///< o and lse: of a backward
-  TensorView dout;   ///< defined: it is a backward
-  TensorView dlse;
+  ForwardArgs args;      ///< o and lse: of a backward
+  TensorView dout = {};  ///< defined: it is a backward
+  TensorView dlse = {};
+  TensorView entropy = {};       ///< [b, h_q, s_q], of forward; with dentropy
+  TensorView dentropy = {};      ///< [b, h_q, s_q]
+  TensorView dmax_logit = {};    ///< [b, h_q, s_q]; of heads [h_q]
+  TensorView dcolumn_sums = {};  ///< [b, h_q, s_kv] or [b, h_kv, s_kv]
+  bool of_scaled = false;        ///< the greatest logits are of scores in front of the score function
+  /// Of heads, [h_q]: what raise_greatest has left. A row with lower logits has no part in dmax_logit.
+  std::vector<double> greatest = {};
   const Fetch* fetch = nullptr;  ///< reads all of these tensors; nullptr: the host can
 };
 
@@ -37,10 +45,15 @@ struct BrokenResult {
   std::int64_t at = 0;  ///< the row, or the key
 };
 
-/// The first NaN or infinity in what a result is made of: of q, k, v, the sink, captured tensors, o, lse, dout, dlse,
-/// scores, P, dP and dS, in this order, then by b, h, q, kv and d. A score of -inf, or a captured -inf that leads to
-/// one, is none. Nothing: what the result is made of is finite. `result` of the location stays empty.
+/// The first NaN or infinity in what a result is made of: of q, k, v and their scales, row_bias, the sink, captured
+/// tensors, o, lse, dout, dlse, entropy, gradients of statistics, scores, P, dP and dS, in this order, then by b, h, q,
+/// kv and d. A score of -inf, or a captured -inf or bias that leads to one, is none. Nothing: what the result is made
+/// of is finite. `result` of the location stays empty.
 std::optional<ErrorLocation> find_cause(const InspectedCall& call, const BrokenResult& result);
+
+/// Of dmax_logit of heads: raises `greatest` [h_q] to the greatest logits of the call in the heads [first_h, end_h)
+/// whose gradient can break anything. A sequence is a call.
+void raise_greatest(const InspectedCall& call, std::int64_t first_h, std::int64_t end_h, std::vector<double>& greatest);
 
 /// The lowest element of a tensor [b, h, s, d], or [b, h, s], that is NaN, +inf, or without `minus` -inf, as a location
 /// whose q is the row. `name`: its tensor.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -140,6 +141,36 @@ TEST_F(Background, AKernelOfOtherShapesServesUntilThePlannedOneIsThere) {
   EXPECT_NE(planned.threads, small.threads);
   EXPECT_EQ(attention.kernel_info(shape_of(16384, 16384)).chosen_by, "planner");
   EXPECT_EQ(forward(attention, 300, 300).threads, small.threads);
+}
+
+/// A graph has the function that its call was captured with, whatever serves later calls.
+TEST_F(Background, ACapturedStandInStaysLoaded) {
+  const auto driver = support::DynamicLibrary::open("libcuda.so.1", nullptr);
+  std::atomic<bool>& capturing = driver.function<fake_driver::Capturing>(fake_driver::kCapturing)();
+  const auto is_loaded = driver.function<fake_driver::IsLoaded>(fake_driver::kIsLoaded);
+  fake_driver::Launch captured;
+  {
+    const Attention attention = Attention::create(config_);
+    attention.prepare(shape_of(300, 300));
+    gate_.close();
+    capturing = true;
+    captured = forward(attention, 16384, 16384);
+    capturing = false;
+    EXPECT_EQ(attention.kernel_info(shape_of(300, 300)).shared_bytes, static_cast<int>(captured.shared_bytes));
+    EXPECT_FALSE(attention.is_ready(shape_of(16384, 16384)));
+    ASSERT_TRUE(is_loaded(captured.library));
+    gate_.open();
+    expect_ready(attention, shape_of(16384, 16384));
+    const fake_driver::Launch planned = forward(attention, 16384, 16384);
+    EXPECT_NE(planned.library, captured.library);
+    EXPECT_TRUE(is_loaded(planned.library));
+    EXPECT_TRUE(is_loaded(captured.library));
+    // While others are captured, the planned kernel is what they get.
+    capturing = true;
+    EXPECT_EQ(forward(attention, 16384, 16384).library, planned.library);
+    capturing = false;
+  }
+  EXPECT_TRUE(is_loaded(captured.library)) << "a graph may outlive the Attention";
 }
 
 TEST_F(Background, WhatIsStoredOfAnyFamilyServes) {

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -20,7 +22,7 @@
 #include <sm90/sm90_backward_params.cuh>
 #include <sm90/sm90_forward_params.cuh>
 
-// One Hopper GPU with one context, whose memory nobody touches. A kernel's handle is its name.
+// One Hopper GPU with one context, whose memory nobody touches.
 namespace {
 
 constexpr int kVersion = 13000;
@@ -36,13 +38,23 @@ Handle handle() {
   return reinterpret_cast<Handle>(&place);
 }
 
-std::mutex g_mutex;  // of launches, names, and what a kernel stops with
+std::mutex g_mutex;  // of launches, kernels, libraries, and what a kernel stops with
 
-/// Names live on.
-const std::string* intern(const char* name) {
-  static std::map<std::string, std::string> names;
+/// What a kernel's handle points to. It lives on when its library is unloaded.
+struct Kernel {
+  std::string name;
+  CUlibrary library = nullptr;
+};
+
+const Kernel* intern(CUlibrary library, const char* name) {
+  static std::map<std::pair<CUlibrary, std::string>, Kernel> kernels;
   const std::scoped_lock lock(g_mutex);
-  return &names.try_emplace(name, name).first->second;
+  return &kernels.try_emplace({library, name}, Kernel{name, library}).first->second;
+}
+
+std::set<const void*>& loaded_libraries() {
+  static std::set<const void*> all;
+  return all;
 }
 
 /// Where calls are timed, the driver does nothing: FA_FAKE_DRIVER=idle.
@@ -94,13 +106,13 @@ std::uint64_t digest(const void* data, std::size_t bytes, std::uint64_t from = 0
 
 void remember(CUfunction function, bool early, unsigned grid, unsigned threads, unsigned shared, void** arguments) {
   if (is_idle()) return;
-  const std::string& kernel = *reinterpret_cast<const std::string*>(function);
+  const auto& [kernel, library] = *reinterpret_cast<const Kernel*>(function);
   const std::size_t bytes = params_size(kernel);
   std::uint64_t params = bytes == 0 ? 0 : digest(arguments[0], bytes);
   if (kernel.ends_with("_forward") && scales().bytes != 0) {
     params = digest(static_cast<const char*>(arguments[0]) + scales().offset, scales().bytes, params);
   }
-  remember({kernel, early, 0, 0, grid, threads, shared, params});
+  remember({kernel, early, 0, 0, grid, threads, shared, params, library});
 }
 
 CUresult device_attribute(int* value, CUdevice_attribute which, CUdevice) {
@@ -114,8 +126,20 @@ CUresult device_name(char* name, int, CUdevice) {
   name[std::string_view("fake").copy(name, 4)] = '\0';
   return CUDA_SUCCESS;
 }
-CUresult library_kernel(CUkernel* kernel, CUlibrary, const char* name) {
-  *kernel = reinterpret_cast<CUkernel>(const_cast<std::string*>(intern(name)));
+CUresult library_load(CUlibrary* library, const void*, CUjit_option*, void**, unsigned, CUlibraryOption*, void**,
+                      unsigned) {
+  static std::uintptr_t last = std::uintptr_t{1} << 30;
+  const std::scoped_lock lock(g_mutex);
+  *library = reinterpret_cast<CUlibrary>(last += 64);
+  loaded_libraries().insert(*library);
+  return CUDA_SUCCESS;
+}
+CUresult library_unload(CUlibrary library) {
+  const std::scoped_lock lock(g_mutex);
+  return loaded_libraries().erase(library) != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+CUresult library_kernel(CUkernel* kernel, CUlibrary library, const char* name) {
+  *kernel = reinterpret_cast<CUkernel>(const_cast<Kernel*>(intern(library, name)));
   return CUDA_SUCCESS;
 }
 CUresult launch(CUfunction function, unsigned grid, unsigned, unsigned, unsigned threads, unsigned, unsigned,
@@ -377,8 +401,8 @@ const std::map<std::string_view, void*>& functions() {
     set("cuDeviceTotalMem", &give<std::size_t{1} << 36, std::size_t, CUdevice>);
     set("cuCtxGetCurrent", &give_handle<CUcontext>);
     set("cuCtxGetDevice", &give<0, CUdevice>);
-    set("cuLibraryLoadData",
-        &give_handle<CUlibrary, const void*, CUjit_option*, void**, unsigned, CUlibraryOption*, void**, unsigned>);
+    set("cuLibraryLoadData", &library_load);
+    set("cuLibraryUnload", &library_unload);
     set("cuLibraryGetKernel", &library_kernel);
     set("cuKernelGetAttribute", &give<0, int, CUfunction_attribute, CUkernel, CUdevice>);
     set("cuKernelGetFunction", &give_handle<CUfunction, CUkernel>);
@@ -444,6 +468,11 @@ __attribute__((visibility("default"))) std::vector<fake_driver::StreamCall>& fa_
 
 __attribute__((visibility("default"))) std::map<std::uintptr_t, std::vector<std::byte>>& fa_fake_driver_contents() {
   return contents();
+}
+
+__attribute__((visibility("default"))) bool fa_fake_driver_is_loaded(const void* library) {
+  const std::scoped_lock lock(g_mutex);
+  return loaded_libraries().contains(library);
 }
 
 __attribute__((visibility("default"))) fake_driver::Scales& fa_fake_driver_scales() {

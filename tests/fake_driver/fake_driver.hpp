@@ -19,7 +19,8 @@ struct Launch {
   unsigned grid = 0;
   unsigned threads = 0;
   unsigned shared_bytes = 0;
-  std::uint64_t params = 0;  ///< digest of the parameters; 0 of a kernel whose parameters are not known
+  std::uint64_t params = 0;       ///< digest of the parameters; 0 of a kernel whose parameters are not known
+  const void* library = nullptr;  ///< that the kernel is of: each load makes one
 };
 inline constexpr const char* kMemset = "memset";
 inline constexpr const char* kAllocation = "allocation";
@@ -52,6 +53,9 @@ inline constexpr const char* kHandles = "fa_fake_driver_handles";
 /// What a debug kernel says when it stops, which the next wait for a stream meets once; empty: none stops.
 using Stop = std::string& (*)();
 inline constexpr const char* kStop = "fa_fake_driver_stop";
+/// Whether a library has been loaded, and not unloaded.
+using IsLoaded = bool (*)(const void* library);
+inline constexpr const char* kIsLoaded = "fa_fake_driver_is_loaded";
 using Capturing = std::atomic<bool>& (*)();
 inline constexpr const char* kCapturing = "fa_fake_driver_capturing";
 

@@ -11,6 +11,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "driver/driver.hpp"
@@ -190,6 +191,60 @@ TEST_F(InspectLaunches, ReadsElementsOfCaptures) {
   EXPECT_EQ(found->tensor, "bias");
   EXPECT_EQ(found->index, (std::vector<std::int64_t>{1, 4}));
   EXPECT_EQ(found->kv, 4);
+}
+
+/// dq is broken in row 3 of head 1 of the second entry, which sees keys 0 to 5.
+TEST_F(InspectLaunches, ReadsGradientsOfStatistics) {
+  config_.statistics = {.max_logit = MaxLogit::softmax,
+                        .max_logit_by_head = true,
+                        .entropy = true,
+                        .column_sums = ColumnSums::kv_heads,
+                        .entropy_gradient = true,
+                        .max_logit_gradient = true,
+                        .column_sums_gradient = true};
+  const ForwardInputs read = inputs();
+  const auto like_q = [](int page) { return TensorView(at(page), DType::f32, {kBatch, kHeadsQ, kRows, kDim}); };
+  const auto rows = [](int page) { return TensorView(at(page), DType::f32, {kBatch, kHeadsQ, kRows}); };
+  BackwardInputs given{read.q, read.k, read.v, like_q(6), rows(7), like_q(8)};
+  given.statistics = {rows(9), rows(10), TensorView(at(11), DType::f32, {kHeadsQ}),
+                      TensorView(at(12), DType::f32, {kBatch, kHeadsKv, kKeys})};
+  std::vector<float> of_rows(kBatch * kHeadsQ * kRows, 1.0F), of_heads(kHeadsQ, 1.0F), of_keys(kBatch * kKeys, 1.0F);
+  put(address(6), q_);
+  put(address(7), of_rows);
+  put(address(8), q_);
+  put(address(9), of_rows);
+  put(address(10), of_rows);
+  put(address(11), of_heads);
+  put(address(12), of_keys);
+  put<std::uint64_t>(fake_driver::kPool, {((1 * kHeadsQ + 1) * kRows + 3) * kDim + 2});
+  const auto expect = [&](const char* tensor, std::int64_t b, std::int64_t h, std::int64_t q, std::int64_t kv) {
+    try {
+      Attention::create(config_).backward(given, {like_q(13)});
+      ADD_FAILURE() << "nothing was thrown, of " << tensor;
+    } catch (const Error& error) {
+      ASSERT_NE(error.location(), nullptr) << error.what();
+      const ErrorLocation& found = *error.location();
+      EXPECT_EQ(found.tensor, tensor);
+      EXPECT_EQ(found.result, "dq");
+      EXPECT_EQ(std::tie(found.b, found.h, found.q, found.kv), std::tie(b, h, q, kv)) << tensor;
+    }
+  };
+  put(address(13), q_);
+  expect("dq", 1, 1, 3, -1);
+  of_keys[kKeys + 6] = kNaN;  // hidden: a tile has it
+  put(address(12), of_keys);
+  expect("dcolumn_sums", 1, 0, -1, 6);
+  of_keys[kKeys + 5] = kNaN;
+  put(address(12), of_keys);
+  expect("dcolumn_sums", 1, 0, -1, 5);
+  of_heads[1] = kNaN;
+  put(address(11), of_heads);
+  expect("dmax_logit", -1, 1, -1, -1);
+  of_rows[(kHeadsQ + 1) * kRows + 3] = kNaN;
+  put(address(10), of_rows);
+  expect("dentropy", 1, 1, 3, -1);
+  put(address(9), of_rows);
+  expect("entropy", 1, 1, 3, -1);
 }
 
 TEST_F(InspectLaunches, ReadsLengthsOfPackedBatches) {

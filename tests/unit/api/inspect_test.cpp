@@ -13,6 +13,7 @@
 #include <fa/attention.hpp>
 
 #include "expect_error.hpp"
+#include "expect_location.hpp"
 #include "support/attention_case.hpp"
 
 namespace fa {
@@ -20,9 +21,11 @@ namespace {
 
 using test::AttentionCase;
 using test::AttentionInputs;
+using test::expect_at;
 using test::expect_error;
 using test::expect_invalid;
 using test::HostTensor;
+using test::location_of;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -39,37 +42,6 @@ AttentionCase small_case() {
   c.dtype = DType::f32;
   c.causal = true;
   return c;
-}
-
-std::optional<ErrorLocation> location_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::not_finite) << error.what();
-    EXPECT_NE(error.location(), nullptr);
-    if (error.location() != nullptr) {
-      EXPECT_EQ(error.field("tensor"), error.location()->tensor);
-      EXPECT_EQ(error.field("result"), error.location()->result);
-      return *error.location();
-    }
-  }
-  return std::nullopt;
-}
-
-struct Axes {
-  std::int64_t b = -1, h = -1, q = -1, kv = -1, d = -1;
-};
-
-void expect_at(const std::optional<ErrorLocation>& found, const std::string& tensor, const Axes& at,
-               const std::string& result) {
-  ASSERT_TRUE(found) << "nothing was found, of " << tensor;
-  EXPECT_EQ(found->tensor, tensor);
-  EXPECT_EQ(found->result, result);
-  EXPECT_EQ(found->b, at.b) << tensor;
-  EXPECT_EQ(found->h, at.h) << tensor;
-  EXPECT_EQ(found->q, at.q) << tensor;
-  EXPECT_EQ(found->kv, at.kv) << tensor;
-  EXPECT_EQ(found->d, at.d) << tensor;
 }
 
 /// A forward and its backward, whose tensors tests break.
@@ -258,6 +230,23 @@ TEST_F(DebugCall, NamesPThatOverflows) {
   EXPECT_EQ(found->tensor, "p");
   EXPECT_EQ(found->q, 6);
   EXPECT_EQ(found->h, 1);
+}
+
+TEST_F(DebugCall, ProductsThatDropoutDropsAreNoFindings) {
+  config.dropout = 0.5f;
+  forward();
+  std::vector<std::uint8_t> keep(static_cast<std::size_t>(c.b * c.h_q * c.s_q * c.s_kv));
+  dropout_mask({}, 0.5f, c.b, c.h_q, c.s_q, c.s_kv, keep.data());
+  const auto kept = [&](std::int64_t i, std::int64_t j) { return keep[static_cast<std::size_t>(i * c.s_kv + j)] != 0; };
+  std::int64_t i = 0;
+  while (i < c.s_q && (kept(i, 0) || !kept(i, 1))) ++i;  // of the first head
+  ASSERT_LT(i, c.s_q);
+  dout.set(0, 0, i, 0, 1e30);
+  in.v.set(0, 0, 0, 0, 1e30);
+  wanted = {true, false, false};
+  EXPECT_FALSE(of_backward());
+  in.v.set(0, 0, 1, 0, 1e30);
+  expect_at(of_backward(), "dp", {.b = 0, .h = 0, .q = i, .kv = 1}, "dq");
 }
 
 TEST_F(DebugCall, NamesTheGradientOfASink) {

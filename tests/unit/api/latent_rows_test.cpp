@@ -6,11 +6,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
+#include <limits>
 #include <vector>
 
 #include <fa/attention.hpp>
 
 #include "expect_error.hpp"
+#include "expect_location.hpp"
 #include "support/append_case.hpp"
 #include "support/paged_case.hpp"
 
@@ -56,6 +59,29 @@ TEST(LatentRows, StandForRowsOfBf16) {
     EXPECT_EQ(stored.o.bytes(), wide.o.bytes());
     EXPECT_EQ(stored.lse.bytes(), wide.lse.bytes());
   }
+}
+
+/// By the first column that it scales.
+TEST(LatentRows, AScaleThatIsNanIsNamedByItsColumn) {
+  const test::PagedCase c = latent();
+  test::PagedData data = make_data(c);
+  test::AttentionOutputs out = make_outputs(c, data);
+  AttentionConfig config = variant_of(c).config;
+  config.debug = true;
+  const auto run = [&] {
+    return test::location_of([&] {
+      Attention::create(config, Device::host()).forward(inputs_of(data, data.k.view()), {out.o.view(), out.lse.view()});
+    });
+  };
+  EXPECT_FALSE(run());
+  constexpr std::int64_t kKey = 22, kRequest = 2;
+  const TensorView table = data.cache().block_table, k = data.k.view();
+  const std::int64_t page =
+      static_cast<const std::int32_t*>(table.data)[kRequest * table.strides[0] + kKey / c.page_size * table.strides[1]];
+  const std::int64_t row = page * k.strides[0] + kKey % c.page_size * k.strides[2];
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(data.k.bytes().data() + row + 512 + 2 * sizeof nan, &nan, sizeof nan);
+  test::expect_at(run(), "k", {.b = kRequest, .h = 0, .kv = kKey, .d = 256}, "o");
 }
 
 TEST(LatentRows, AreOfOneSize) {
