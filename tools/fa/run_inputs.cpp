@@ -121,6 +121,10 @@ void check_tensors(const RunInputs& inputs) {
   const auto has_no_gradients = [&](const char* of) {
     if (inputs.dout) support::throw_invalid("dout", "given", fmt::format("none: there are no gradients {}", of));
   };
+  if (inputs.value_in_key > inputs.q.shape.back()) {
+    support::throw_invalid("--value-in-key", inputs.value_in_key,
+                           fmt::format("at most the columns of q and k, {}", inputs.q.shape.back()));
+  }
   if (inputs.value_in_key > 0) has_no_gradients("with --value-in-key");
   if (has_codes(inputs.q.dtype) || has_codes(inputs.k.dtype) || (inputs.v && has_codes(inputs.v->dtype))) {
     has_no_gradients("of 8 bits");
@@ -147,7 +151,7 @@ RunDump dump_of(const RunOptions& options) {
 /// refuses.
 int group_size_of(const RunInputs& inputs) {
   const auto of = [](const Tensor& codes, const std::optional<Tensor>& pairs) {
-    if (codes.dtype != DType::u4x2 || !pairs || pairs->shape.size() != 4) return 0;
+    if (codes.dtype != DType::u4x2 || codes.shape.empty() || !pairs || pairs->shape.size() != 4) return 0;
     for (const int group : {32, 64, 128}) {  // of two columns a byte, with two numbers
       if (pairs->shape.back() == 4 * codes.shape.back() / group) return group;
     }

@@ -336,7 +336,8 @@ TEST_F(RunCodes, TakesTheFirstColumnsOfKForV) {
   EXPECT_EQ(written("o").shape, (std::vector<std::int64_t>{2, 4, 5, 48}));
   expect_written("o", reference_f64(causal, in).o.view(), 0x1p-8);
   expect_refusal(tensors, "--causal", "tensor = missing");
-  expect_refusal(tensors, "--value-in-key 72", "value_in_key = 72: accepted is");
+  expect_refusal(tensors, "--value-in-key 2000000000", "--value-in-key = 2000000000: accepted is at most the columns");
+  expect_refusal(tensors, "--value-in-key 42", "value_in_key = 42: accepted is a multiple of 8");
   expect_refusal(tensors, "--value-in-key 0", "--value-in-key");
   tensors["v_original"] = stored(in.v);
   expect_refusal(tensors, "--value-in-key 48 --verify", "v_original = given: accepted is none with --value-in-key");
@@ -482,6 +483,10 @@ TEST_F(RunCodes, NamesWhatItRefuses) {
   plain["k"].shape.back() /= 2;
   plain["k"].bytes.resize(plain["k"].bytes.size() / 4);
   expect_refusal(plain, "", "k_scale = f32: accepted is bf16 [2, 2, 40, 2], a scale and an offset of each group of k");
+  Tensors number = plain;
+  number["k"] = Tensor{DType::u4x2, {}, std::vector<std::byte>(1)};
+  number["k_scale"] = Tensor{DType::bf16, {1, 1, 1, 2}, std::vector<std::byte>(4)};
+  EXPECT_FALSE(run(number, ""));
   plain["k_scale"] = Tensor{DType::bf16, {2, 2, 40, 3}, std::vector<std::byte>(2 * 2 * 2 * 40 * 3)};
   expect_refusal(plain, "", "k_scale = shape [2, 2, 40, 3]: accepted is bf16 [2, 2, 40, 2]");
 }
