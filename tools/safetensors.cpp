@@ -45,9 +45,9 @@ constexpr std::array kTypes{StoredType{"F16", 16, DType::f16},
                             StoredType{"F32", 32, DType::f32},
                             StoredType{"F64", 64, DType::f64},
                             StoredType{"BOOL", 8},
-                            StoredType{"U8", 8},
+                            StoredType{"U8", 8, DType::u4x2},
                             StoredType{"I8", 8, DType::i8},
-                            StoredType{"F8_E5M2", 8},
+                            StoredType{"F8_E5M2", 8, DType::e5m2},
                             StoredType{"F8_E4M3", 8, DType::e4m3},
                             StoredType{"F8_E8M0", 8},
                             StoredType{"F6_E2M3", 6},
@@ -446,7 +446,7 @@ Tensor SafetensorsFile::read(const std::string& name) const {
     blame.refuse("tensor", "missing", names.empty() ? "nothing: the file is empty" : names);
   }
   const std::optional<DType> dtype = find_type(stored->dtype)->dtype;
-  if (!dtype) blame.refuse("dtype", stored->dtype, "F16, BF16, F32, F64 or I32");
+  if (!dtype) blame.refuse("dtype", stored->dtype, "F16, BF16, F32, F64, I32, I8, F8_E4M3, F8_E5M2 or U8");
   Tensor tensor{*dtype, stored->shape, std::vector<std::byte>(stored->end - stored->begin)};
   std::ifstream file = open_for_reading(blame);
   file.seekg(static_cast<std::streamoff>(data_begin_ + stored->begin));

@@ -45,7 +45,8 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   bool contains(const std::string& name) const;
 
-  /// Loads one tensor of dtype F16, BF16, F32, F64 or I32.
+  /// Loads one tensor of dtype F16, BF16, F32, F64, I32, I8, F8_E4M3, F8_E5M2 or U8. The last is u4x2: two codes a
+  /// byte.
   Tensor read(const std::string& name) const;
 
  private:

@@ -227,12 +227,27 @@ void bench_latency(const BenchOptions& options) {
   print_json({{"gpu", to_json(Gpu(options.device))}, {"results", records}});
 }
 
+/// Sizes of appends are few, and their caches of 16 or 32 bits.
+void check_append(const BenchGrid& grid) {
+  const auto refuse = [](bool given, const char* option, const char* operations) {
+    if (given) support::throw_invalid("--op", "append", fmt::format("{} with {}", operations, option));
+  };
+  refuse(grid.k_dtype.has_value(), "--k-dtype", "forward or decode");
+  refuse(grid.v_dtype.has_value(), "--v-dtype", "forward or decode");
+  refuse(grid.group_size != 0, "--group-size", "forward or decode");
+  refuse(grid.head_dim_v != 0, "--head-dim-v", "forward, backward or decode");
+  refuse(!grid.seqs.empty(), "--seq", "forward, backward or decode");
+  refuse(!grid.seqs_kv.empty(), "--seq-kv", "forward, backward or decode");
+  refuse(grid.batch != 0, "--batch", "forward, backward or decode");
+}
+
 /// Appends and decodes have a method of their own.
 void check(const BenchOptions& options) {
   const Operation op = options.grid.op;
   const auto refuse = [&](bool given, const char* option, const char* operations) {
     if (given) support::throw_invalid("--op", to_string(op), fmt::format("{} with {}", operations, option));
   };
+  if (op == Operation::append) check_append(options.grid);
   const bool decode = op == Operation::decode || op == Operation::mla;
   refuse(!options.grid.lengths.empty() && !decode, "--lengths", "decode");
   const bool is_call = op == Operation::forward || op == Operation::backward || op == Operation::decode;

@@ -140,14 +140,17 @@ std::vector<AppendBench> benches(const BenchGrid& grid) {
   std::vector<AppendBench> all;
   for (const DType dtype : grid.dtypes) {
     for (const auto& [b, s_new] : kBatches) {
-      for (const std::int64_t page_size : or_default<std::int64_t>(grid.page_sizes, {0, 16})) {
-        for (const bool rotary : {false, true}) {
-          AppendBench bench{dtype, b, s_new};
-          if (grid.heads != 0) bench.h_q = grid.heads;
-          if (grid.heads_kv != 0) bench.h_kv = grid.heads_kv;
-          bench.page_size = page_size;
-          bench.rotary = rotary;
-          all.push_back(bench);
+      for (const int d : or_default<int>(grid.head_dims, {128})) {
+        for (const std::int64_t page_size : or_default<std::int64_t>(grid.page_sizes, {0, 16})) {
+          for (const bool rotary : {false, true}) {
+            AppendBench bench{dtype, b, s_new};
+            if (grid.heads != 0) bench.h_q = grid.heads;
+            if (grid.heads_kv != 0) bench.h_kv = grid.heads_kv;
+            bench.d = d;
+            bench.page_size = page_size;
+            bench.rotary = rotary;
+            all.push_back(bench);
+          }
         }
       }
     }
@@ -162,15 +165,15 @@ void bench_append(int device, const BenchGrid& grid, const TimingOptions& timing
   const CopyKernel copy(gpu);
   nlohmann::json records = nlohmann::json::array();
   if (!json) {
-    fmt::print("{:<5} {:>5} {:>6} {:>4} {:>4} {:>4} {:>6} {:>9} {:>7} {:>9} {:>7} {:>6}\n", "dtype", "b", "s_new",
-               "h_q", "h_kv", "page", "rotary", "us", "TB/s", "copy us", "TB/s", "ratio");
+    fmt::print("{:<5} {:>5} {:>6} {:>4} {:>4} {:>4} {:>4} {:>6} {:>9} {:>7} {:>9} {:>7} {:>6}\n", "dtype", "b", "s_new",
+               "h_q", "h_kv", "d", "page", "rotary", "us", "TB/s", "copy us", "TB/s", "ratio");
   }
   for (const AppendBench& bench : benches(grid)) {
     const Result result = measure(gpu, copy, bench, timing);
     const double ratio = result.copy_us / result.append_us;
     if (!json) {
-      fmt::print("{:<5} {:>5} {:>6} {:>4} {:>4} {:>4} {:>6} {:>9.2f} {:>7.2f} {:>9.2f} {:>7.2f} {:>6.2f}\n",
-                 to_string(bench.dtype), bench.b, bench.s_new, bench.h_q, bench.h_kv, bench.page_size,
+      fmt::print("{:<5} {:>5} {:>6} {:>4} {:>4} {:>4} {:>4} {:>6} {:>9.2f} {:>7.2f} {:>9.2f} {:>7.2f} {:>6.2f}\n",
+                 to_string(bench.dtype), bench.b, bench.s_new, bench.h_q, bench.h_kv, bench.d, bench.page_size,
                  bench.rotary ? "k, q" : "no", result.append_us, terabytes(result, result.append_us), result.copy_us,
                  terabytes(result, result.copy_us), ratio);
       std::fflush(stdout);

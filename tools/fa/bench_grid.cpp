@@ -339,7 +339,8 @@ void add_grid_options(CLI::App& command, BenchGrid* options, bool bench) {
   add_causal_list_option(command, &options->causal);
   add_packed_options(command, &options->packed);
   add_causal_align_option(command, &options->causal_align);
-  command.add_option("--head-dim", options->head_dims, "d_qk, a list (default: 64,128,256" + of_decode("128"))
+  command
+      .add_option("--head-dim", options->head_dims, "d_qk, a list (default: 64,128,256" + of_decode("128, append 128"))
       ->delimiter(',')
       ->check(whole_number(1))
       ->group(group);

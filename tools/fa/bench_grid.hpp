@@ -26,7 +26,7 @@ struct BenchGrid {
   bool deterministic = false;
   Gradients gradients = {};  ///< of backward
   std::vector<DType> dtypes{DType::bf16};
-  std::vector<int> head_dims;  ///< empty: 64, 128 and 256, of decode 128
+  std::vector<int> head_dims;  ///< empty: 64, 128 and 256, of append and decode 128
   int head_dim_v = 0;
   std::vector<int> seqs;                        ///< empty: 512 to 16384, of decode 1
   std::vector<int> seqs_kv;                     ///< empty: as seqs, of decode 1k to 128k

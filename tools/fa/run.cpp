@@ -15,11 +15,11 @@
 
 #include "choice.hpp"
 #include "commands.hpp"
-#include "expression/parse.hpp"
 #include "gpu.hpp"
 #include "options.hpp"
 #include "output.hpp"
 #include "plan/arch.hpp"
+#include "run_inputs.hpp"
 #include "run_tensors.hpp"
 #include "run_verify.hpp"
 #include "support/text.hpp"
@@ -32,32 +32,17 @@ namespace {
 
 using tools::Tensor;
 
-struct RunOptions {
-  std::string input;
-  std::string output;
-  std::string device = "auto";
-  bool causal = false;
-  CausalAlign causal_align = CausalAlign::bottom_right;
-  std::optional<float> scale;
-  float dropout = 0;
-  DropoutState dropout_state;
-  std::vector<std::int32_t> lengths;
-  std::vector<std::int32_t> lengths_kv;
-  bool pages_nhd = false;
-  KernelOverride kernel;
-  VariantOptions variant;
-  Statistics statistics;
-  bool debug = false;
-  std::vector<std::int32_t> dump_p;
-  bool verify = false;
-  bool json = false;
-  bool force = false;
-};
-
 /// Where it runs, and why there.
 struct Place {
   Device device = Device::host();
   std::string text;
+  std::optional<support::Arch> arch = std::nullopt;  ///< of a GPU
+};
+
+/// What --verify has found: against float64 of codes times scales, and of the originals.
+struct Checked {
+  Verdict verdict;
+  Verdict originals;
 };
 
 struct RunReport {
@@ -67,155 +52,19 @@ struct RunReport {
   RunTimes milliseconds;
 };
 
-std::optional<Tensor> read_optional(const tools::SafetensorsFile& file, const char* name) {
-  return file.contains(name) ? std::optional(file.read(name)) : std::nullopt;
-}
-
-/// Lengths, summed up.
-std::vector<std::int32_t> cumulative(const std::vector<std::int32_t>& lengths) {
-  if (lengths.empty()) return {};
-  std::vector<std::int32_t> sums{0};
-  for (const std::int32_t length : lengths) {
-    if (length < 0 || length > std::numeric_limits<std::int32_t>::max() - sums.back()) {
-      support::throw_invalid("--lengths", length, "lengths from 0 on, of less than 2^31 rows");
-    }
-    sums.push_back(sums.back() + length);
-  }
-  return sums;
-}
-
-/// Tensors of the file that functions name are captures, declared by their dtype unless --capture does.
-void read_captures(const tools::SafetensorsFile& file, RunOptions* options, RunInputs* inputs) {
-  VariantOptions& variant = options->variant;
-  for (const tools::StoredTensor& stored : file.tensors()) {
-    const std::string& name = stored.name;
-    const bool built_in = (name == "slope" && variant.alibi) || (name == "bias" && !variant.bias.empty()) ||
-                          (name == "doc" && variant.documents) || (name == "tree" && variant.tree);
-    const bool named = expression::is_free_name(name) && (expression::mentions("score", variant.score, name) ||
-                                                          expression::mentions("mask", variant.mask, name));
-    if (!built_in && !named) continue;
-    inputs->captures[name] = file.read(name);
-    const bool declared =
-        std::ranges::any_of(variant.captures, [&](const std::string& text) { return text.starts_with(name + ":"); });
-    if (named && !declared) variant.captures.push_back(name + ":" + to_string(inputs->captures[name].dtype));
-  }
-  if (variant.sink) inputs->sink = file.read("sink");
-}
-
-/// A tensor of int32 with `rank` axes.
-Tensor read_numbers(const tools::SafetensorsFile& file, const char* name, std::size_t rank) {
-  Tensor tensor = file.read(name);
-  if (tensor.dtype != DType::i32 || tensor.shape.size() != rank) {
-    support::throw_invalid(name, fmt::format("{} of rank {}", to_string(tensor.dtype), tensor.shape.size()),
-                           fmt::format("I32 of rank {}", rank));
-  }
-  return tensor;
-}
-
-/// A file with a block table holds pools of pages, one with lengths alone a contiguous cache.
-std::optional<RunCache> read_cache(const tools::SafetensorsFile& file, const RunOptions& options,
-                                   const RunInputs& inputs) {
-  const bool paged = file.contains("block_table");
-  if (!paged && !file.contains("seqused_kv")) {
-    if (options.pages_nhd) {
-      support::throw_invalid("--pages", "nhd", "hnd, where the input has no block_table or seqused_kv");
-    }
-    return std::nullopt;
-  }
-  RunCache cache{options.pages_nhd, std::nullopt, read_numbers(file, "seqused_kv", 1)};
-  if (paged) cache.block_table = read_numbers(file, "block_table", 2);
-  const std::int64_t requests = options.lengths.empty() ? inputs.q.shape.empty() ? 0 : inputs.q.shape[0]
-                                                        : static_cast<std::int64_t>(options.lengths.size());
-  const auto check_count = [&](const char* name, const Tensor& tensor) {
-    if (tensor.shape[0] != requests) {
-      support::throw_invalid(name, tensor.shape[0], fmt::format("a number for each of {} requests", requests));
-    }
-  };
-  check_count("seqused_kv", cache.seqused_kv);
-  const auto read_optional_numbers = [&](const char* name, std::optional<Tensor>* tensor) {
-    if (!file.contains(name)) return;
-    *tensor = read_numbers(file, name, 1);
-    check_count(name, **tensor);
-  };
-  read_optional_numbers("seq_begin", &cache.seq_begin);
-  read_optional_numbers("batch_index", &cache.batch_index);
-  for (const auto& [name, pool] : {std::pair{"k", &inputs.k}, std::pair{"v", &inputs.v}}) {
-    if (pool->shape.size() == 4) continue;
-    support::throw_invalid(name, fmt::format("a tensor of rank {}", pool->shape.size()),
-                           "pages or rows of rank 4, where there is a block_table or seqused_kv (see --pages)");
-  }
-  if (inputs.q.shape.size() != (options.lengths.empty() ? 4U : 3U)) {
-    support::throw_invalid("q", fmt::format("a tensor of rank {}", inputs.q.shape.size()),
-                           "[b, h, s, d], or with --lengths [total, h, d]");
-  }
-  if (!options.lengths_kv.empty()) support::throw_invalid("--lengths-kv", "given", "none: seqused_kv has them");
-  if (inputs.dout) support::throw_invalid("dout", "given", "none: there are no gradients over a KV cache");
-  return cache;
-}
-
-RunInputs read_inputs(RunOptions* options) {
-  const tools::SafetensorsFile file = tools::SafetensorsFile::open(options->input);
-  RunInputs inputs{file.read("q"), file.read("k"), file.read("v"), read_optional(file, "dout"),
-                   read_optional(file, "dlse")};
-  read_captures(file, options, &inputs);
-  const std::vector<std::int32_t>& lengths_kv = options->lengths_kv.empty() ? options->lengths : options->lengths_kv;
-  if (lengths_kv.size() != options->lengths.size()) {
-    support::throw_invalid("--lengths-kv", lengths_kv.size(),
-                           fmt::format("as many lengths as --lengths has, {}", options->lengths.size()));
-  }
-  inputs.cumulative_q = cumulative(options->lengths);
-  inputs.cumulative_kv = cumulative(lengths_kv);
-  inputs.dropout = options->dropout_state;
-  if (!options->dump_p.empty()) {
-    if (options->dump_p.size() != 2) {
-      support::throw_invalid("--dump-p", fmt::format("{} numbers", options->dump_p.size()),
-                             "two: batch entry and head");
-    }
-    inputs.dump = RunDump{options->dump_p[0], options->dump_p[1]};
-  }
-  inputs.cache = read_cache(file, *options, inputs);
-  if (inputs.packed() && inputs.q.shape.size() != 3) {
-    support::throw_invalid("q", fmt::format("a tensor of rank {}", inputs.q.shape.size()), "[total, h, d]");
-  }
-  if (inputs.q.shape.size() != 3 && inputs.q.shape.size() != 4) {
-    support::throw_invalid("q", fmt::format("a tensor of rank {}", inputs.q.shape.size()), "[b, h, s, d] or [b, s, d]");
-  }
-  if (inputs.v.shape.empty()) {
-    support::throw_invalid("v", "a scalar", "[b, h, s, d] or [b, s, d]");
-  }
-  if (inputs.dlse && !inputs.dout) {
-    support::throw_invalid("dout", "nothing", "a tensor of the shape of o, where there is dlse");
-  }
-  return inputs;
-}
-
-AttentionConfig make_config(const RunOptions& options, const RunInputs& inputs) {
-  const auto head_dim = [](const Tensor& tensor) {
-    return static_cast<int>(std::min<std::int64_t>(tensor.shape.back(), std::numeric_limits<int>::max()));
-  };
-  AttentionConfig config;
-  config.head_dim = head_dim(inputs.q);
-  config.head_dim_v = head_dim(inputs.v);
-  config.dtype = inputs.q.dtype;
-  config.scale = options.scale;
-  config.causal = options.causal;
-  config.causal_align = options.causal_align;
-  config.varlen = config.zero_padding = inputs.packed();  // what is written is whole
-  config.dropout = options.dropout;
-  if (inputs.cache) {
-    config.page_size = inputs.cache->block_table ? inputs.k.shape[inputs.cache->nhd ? 1 : 2] : kContiguous;
-    config.check_sequences = true;  // who writes a file may be wrong
-  }
-  config.kernel = if_given(options.kernel);
-  config.debug = options.debug;
-  config.statistics = options.statistics;
-  apply(options.variant, &config);
-  return config;
-}
-
 Place place_on(const driver::DeviceInfo& info) {
   return {Device::cuda(info.ordinal),
-          fmt::format("cuda:{}, {}, {}", info.ordinal, info.name, plan::to_string(info.arch))};
+          fmt::format("cuda:{}, {}, {}", info.ordinal, info.name, plan::to_string(info.arch)), info.arch};
+}
+
+/// Whose rounding errors a result has: the host computes codes in f32, and GPUs before 8.9 multiply V of 8 bits as
+/// bf16.
+DType products_of(const AttentionConfig& config, const Place& place) {
+  constexpr int kConvertsCodes = 89;
+  const bool early = place.arch && place.arch->sm() < kConvertsCodes;
+  if (config.v_dtype && config.v_dtype != DType::u4x2 && early) return DType::bf16;
+  if (!has_codes(config.dtype) || place.arch) return config.dtype;
+  return output_dtype(config) == DType::e4m3 ? DType::f32 : output_dtype(config);
 }
 
 /// A GPU if there is one that can do it, else the host, saying why.
@@ -276,7 +125,8 @@ class DeviceTensor {
 /// The tensors of a call on the GPU.
 struct DeviceTensors {
   DeviceTensors(RunInputs* inputs, RunOutputs* outputs)
-      : q(&inputs->q), k(&inputs->k), v(&inputs->v), o(&outputs->o), lse(&outputs->lse) {
+      : q(&inputs->q), k(&inputs->k), o(&outputs->o), lse(&outputs->lse), scales(&inputs->scales) {
+    if (inputs->v) v.emplace(&*inputs->v);
     if (inputs->dout) dout.emplace(&*inputs->dout);
     if (inputs->dlse) dlse.emplace(&*inputs->dlse);
     if (outputs->gradients) gradients.emplace(&*outputs->gradients);
@@ -318,8 +168,19 @@ struct DeviceTensors {
     std::optional<DeviceTensor> block_table, seq_begin, batch_index;
   };
 
-  DeviceTensor q, k, v, o, lse;
-  std::optional<DeviceTensor> dout, dlse, sink;
+  struct Scales {
+    explicit Scales(RunScales* host) {
+      if (host->q) q.emplace(&*host->q);
+      if (host->k) k.emplace(&*host->k);
+      if (host->v) v.emplace(&*host->v);
+      if (host->row_bias) row_bias.emplace(&*host->row_bias);
+    }
+    std::optional<DeviceTensor> q, k, v, row_bias;
+  };
+
+  DeviceTensor q, k, o, lse;
+  std::optional<DeviceTensor> v, dout, dlse, sink;
+  Scales scales;
   std::optional<Cache> cache;
   std::map<std::string, DeviceTensor> captures, statistics;
   std::optional<Gradients> gradients;
@@ -403,23 +264,38 @@ nlohmann::json to_json(const KernelInfo& kernel) {
           {"threads", kernel.threads}};
 }
 
-void print_report_json(const RunOptions& options, const RunInputs& inputs, const RunReport& report,
-                       const Verdict& verdict) {
+nlohmann::json to_json_of_original(const Deviation& deviation) {
+  return {
+      {"max", deviation.max}, {"mean", deviation.mean}, {"relative_rms", deviation.relative}, {"nans", deviation.nans}};
+}
+
+void print_report_json(const RunOptions& options, const RunInputs& inputs, const RunOutputs& outputs,
+                       const RunReport& report, const Checked& checked) {
   nlohmann::json value = {{"input", options.input},
                           {"output", options.output},
                           {"dtype", to_string(inputs.q.dtype)},
+                          {"k_dtype", to_string(inputs.k.dtype)},
+                          {"o_dtype", to_string(outputs.o.dtype)},
                           {"q", inputs.q.shape},
                           {"k", inputs.k.shape},
-                          {"v", inputs.v.shape},
                           {"device", to_string(report.place.device)},
                           {"device_text", report.place.text},
                           {"launch_ms", report.milliseconds.forward},
                           {"kernel", to_json(report.kernel)}};
+  if (inputs.v) {
+    value["v"] = inputs.v->shape;
+    value["v_dtype"] = to_string(inputs.v->dtype);
+  } else {
+    value["value_in_key"] = inputs.value_in_key;
+  }
   if (report.backward_kernel) {
     value["backward"] = {{"launch_ms", report.milliseconds.backward}, {"kernel", to_json(*report.backward_kernel)}};
   }
-  for (const auto& [name, deviation] : verdict) {
+  for (const auto& [name, deviation] : checked.verdict) {
     value["verify"][name] = to_json(deviation);
+  }
+  for (const auto& [name, deviation] : checked.originals) {
+    value["original"][name] = to_json_of_original(deviation);
   }
   print_json(value);
 }
@@ -451,18 +327,36 @@ void print_kernel(const KernelInfo& kernel, bool host, double milliseconds) {
              milliseconds);
 }
 
-void print_report(const RunOptions& options, const RunInputs& inputs, const RunReport& report, const Verdict& verdict) {
+/// " k [1, 2, 3, 64]", with its type where that is not q's.
+std::string tensor_text(const char* name, const Tensor& tensor, DType of_q) {
+  const std::string dtype = tensor.dtype == of_q ? "" : fmt::format(" {}", to_string(tensor.dtype));
+  return fmt::format("{} {} {}", dtype, name, shape_text(tensor));
+}
+
+void print_original(const std::string& name, const Deviation& deviation) {
+  const std::string nans =
+      deviation.nans == 0 ? "" : fmt::format(", {} of {} are NaN", deviation.nans, deviation.elements);
+  fmt::print("original {:<3}  max error {:.3e}, mean {:.3e}, relative rms {:.3e}{}\n", name, deviation.max,
+             deviation.mean, deviation.relative, nans);
+}
+
+void print_report(const RunOptions& options, const RunInputs& inputs, const RunReport& report, const Checked& checked) {
   const bool host = report.place.device.kind() == Device::Kind::host;
-  fmt::print("input    {}: {} q {} k {} v {}{}{}\n", options.input, to_string(inputs.q.dtype), shape_text(inputs.q),
-             shape_text(inputs.k), shape_text(inputs.v), inputs.dout ? ", with gradients" : "",
-             options.causal ? ", causal" : "");
+  const DType dtype = inputs.q.dtype;
+  fmt::print("input    {}: {} q {}{}{}{}{}\n", options.input, to_string(dtype), shape_text(inputs.q),
+             tensor_text("k", inputs.k, dtype),
+             inputs.v ? tensor_text("v", *inputs.v, dtype) : fmt::format(" with v in {} columns", inputs.value_in_key),
+             inputs.dout ? ", with gradients" : "", options.causal ? ", causal" : "");
   fmt::print("device   {}\n", report.place.text);
   print_kernel(report.kernel, host, report.milliseconds.forward);
   if (report.backward_kernel) {
     print_kernel(*report.backward_kernel, host, report.milliseconds.backward);
   }
-  for (const auto& [name, deviation] : verdict) {
+  for (const auto& [name, deviation] : checked.verdict) {
     print_deviation(name, deviation);
+  }
+  for (const auto& [name, deviation] : checked.originals) {
+    print_original(name, deviation);
   }
 }
 
@@ -479,19 +373,6 @@ std::map<std::string, Tensor> by_name(RunOutputs outputs) {
   return tensors;
 }
 
-/// Before anything is computed: what functions name is in the file.
-void check_captures(const AttentionConfig& config, const RunOptions& options, const RunInputs& inputs) {
-  const auto check = [&](const std::vector<Capture>& captures) {
-    for (const Capture& capture : captures) {
-      if (inputs.captures.contains(capture.name)) continue;
-      support::throw_invalid(fmt::format("captures[{}]", capture.name), "nothing",
-                             fmt::format("a tensor of this name in {}", options.input));
-    }
-  };
-  check(config.score.captures);
-  check(config.mask.captures);
-}
-
 int run(RunOptions options) {
   check_output(options.output, {options.input}, options.force);
   RunInputs inputs = read_inputs(&options);
@@ -501,13 +382,16 @@ int run(RunOptions options) {
   RunOutputs outputs = make_outputs(config, inputs);
   RunReport report = run_attention(config, place, &inputs, &outputs);
   report.place = place;
-  const Verdict verdict = options.verify ? verify(config, inputs, outputs) : Verdict();
-  if (options.json) {
-    print_report_json(options, inputs, report, verdict);
-  } else {
-    print_report(options, inputs, report, verdict);
+  Checked checked;
+  if (options.verify) {
+    checked = {verify(config, inputs, outputs, products_of(config, place)), compare_originals(config, inputs, outputs)};
   }
-  if (!passes(verdict)) {
+  if (options.json) {
+    print_report_json(options, inputs, outputs, report, checked);
+  } else {
+    print_report(options, inputs, report, checked);
+  }
+  if (!passes(checked.verdict)) {
     throw Error(ErrorCode::internal,
                 fmt::format("the result is further from float64 than allowed; {} was not written", options.output));
   }
@@ -550,9 +434,10 @@ void add_run(CLI::App& app, int* exit_code) {
   const auto options = std::make_shared<RunOptions>();
   command
       ->add_option("--input", options->input,
-                   "File with q, k and v: [b, h, s, d] or [b, s, d]; F16, BF16, F32, F64. With dout (and "
-                   "perhaps dlse), the gradients of o (and lse), for backward too. With I32 block_table [b, "
-                   "max_pages] and seqused_kv [b] (perhaps seq_begin, batch_index), k and v are pages of a KV cache")
+                   "File with q, k and v: [b, h, s, d] or [b, s, d]; F16, BF16, F32, F64, or I8, F8_E4M3, F8_E5M2 "
+                   "with q_scale, k_scale and v_scale. With dout (and perhaps dlse), the gradients of o (and lse), for "
+                   "backward too. With I32 block_table [b, max_pages] and seqused_kv [b] (perhaps seq_begin, "
+                   "batch_index), k and v are pages of a KV cache, of 16-bit q perhaps I8, F8_E4M3 or U8 (4 bits)")
       ->required();
   command->add_option("--output", options->output, "File to write o and lse to, statistics, and dq, dk and dv")
       ->required();
@@ -567,10 +452,18 @@ void add_run(CLI::App& app, int* exit_code) {
   add_choice(*command, "--pages", &options->pages_nhd, page_orders,
              "Axes of k and v where the input has a block_table: [pages, h_kv, page_size, d] (the default) or [pages, "
              "page_size, h_kv, d]; where it has seqused_kv alone: [rows, h_kv, s_max, d] or [rows, s_max, h_kv, d]");
+  command
+      ->add_option("--value-in-key", options->value_in_key,
+                   "V is the first so many columns of K (multi-head latent attention), and the input has no v")
+      ->check(whole_number(1));
+  add_o_dtype_option(*command, &options->o_dtype);
+  add_key_scales_options(*command, &options->key_scales, &options->value_scales, &options->precise);
   command->add_option("--dropout", options->dropout, "Probability with which an element of P is dropped");
   command->add_option("--seed", options->dropout_state.seed, "Seed of the dropout's mask")->check(whole_number());
   command->add_option("--offset", options->dropout_state.offset, "Offset of the dropout's mask")->check(whole_number());
-  command->add_flag("--verify", options->verify, "Compare with float64 on the host, and fail beyond rounding error");
+  command->add_flag("--verify", options->verify,
+                    "Compare with float64 on the host, of codes times scales, and fail beyond rounding error. With "
+                    "q_original, k_original or v_original in the input, print the error against these apart");
   command->add_flag("--debug", options->debug,
                     "Kernels that check themselves, as FA_DEBUG_KERNELS=1, and name the first NaN or infinity");
   add_lengths(*command, "--dump-p", &options->dump_p,

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <utility>
 #include <vector>
+
+#include "elements.hpp"
 
 namespace fa::cli {
 
@@ -29,6 +32,15 @@ PackedSequences RunInputs::sequences(const std::int32_t* cu_q, const std::int32_
   result.cu_seqlens_q = cu_q;
   if (!cache) result.cu_seqlens_kv = cu_kv;
   return result;
+}
+
+std::int64_t RunInputs::d_v() const {
+  if (value_in_key > 0) return value_in_key;
+  return v->shape.back() * (v->dtype == DType::u4x2 ? 2 : 1);
+}
+
+DType output_dtype(const AttentionConfig& config) {
+  return has_codes(config.dtype) ? config.o_dtype.value_or(DType::bf16) : config.dtype;
 }
 
 namespace {
@@ -80,24 +92,33 @@ void add_dump(const RunInputs& inputs, RunOutputs* outputs) {
   outputs->dump = inputs.dump;
 }
 
+/// What rows of no sequence have, where no call writes it.
+void fill_without_keys(Tensor* lse) {
+  const std::size_t count = lse->bytes.size() / size_of(lse->dtype);
+  for (std::size_t i = 0; i < count; ++i) {
+    store_element(lse->bytes.data(), lse->dtype, i, -std::numeric_limits<double>::infinity());
+  }
+}
+
 }  // namespace
 
 RunOutputs make_outputs(const AttentionConfig& config, const RunInputs& inputs) {
-  const DType dtype = inputs.q.dtype;
+  const DType dtype = output_dtype(config);
   std::vector<std::int64_t> rows = inputs.q.shape;
   rows.pop_back();
   RunOutputs outputs;
   std::vector<std::int64_t> statistic = rows;
   if (inputs.packed()) std::swap(statistic.front(), statistic.back());
   outputs.lse = make_tensor(dtype == DType::f64 ? DType::f64 : DType::f32, statistic);
-  rows.push_back(inputs.v.shape.back());
+  if (config.varlen && !config.zero_padding) fill_without_keys(&outputs.lse);
+  rows.push_back(inputs.d_v());
   outputs.o = make_tensor(dtype, rows);
   add_statistics(config, inputs, statistic, &outputs);
   add_dump(inputs, &outputs);
   if (inputs.dout) {
     outputs.gradients = RunGradients{make_tensor(dtype, inputs.q.shape),
                                      make_tensor(dtype, inputs.k.shape),
-                                     make_tensor(dtype, inputs.v.shape),
+                                     make_tensor(dtype, inputs.v->shape),
                                      {},
                                      std::nullopt};
     const DType statistics = outputs.lse.dtype;

@@ -22,6 +22,25 @@ struct RunCache {
   std::optional<tools::Tensor> batch_index = std::nullopt;
 };
 
+/// Factors of what is stored in 8 or 4 bits, of shapes that ForwardInputs takes; none: 1.
+struct RunScales {
+  std::optional<tools::Tensor> q = std::nullopt;
+  std::optional<tools::Tensor> k = std::nullopt;
+  std::optional<tools::Tensor> v = std::nullopt;
+  std::optional<tools::Tensor> row_bias = std::nullopt;
+  bool of_keys = false;    ///< of 8-bit q: k has a scale a row, not a head
+  bool of_values = false;  ///< likewise v
+};
+
+/// The tensors that codes were made of, as far as the file has them: of the axes of q, k and v, of any float type.
+struct RunOriginals {
+  std::optional<tools::Tensor> q = std::nullopt;
+  std::optional<tools::Tensor> k = std::nullopt;
+  std::optional<tools::Tensor> v = std::nullopt;
+
+  bool given() const noexcept { return q || k || v; }
+};
+
 /// Whose P is written: batch entry and query head.
 struct RunDump {
   std::int64_t b = 0;
@@ -33,7 +52,7 @@ struct RunDump {
 struct RunInputs {
   tools::Tensor q;
   tools::Tensor k;
-  tools::Tensor v;
+  std::optional<tools::Tensor> v = std::nullopt;  ///< none with value_in_key
   std::optional<tools::Tensor> dout = std::nullopt;
   std::optional<tools::Tensor> dlse = std::nullopt;
   std::map<std::string, tools::Tensor> captures = {};  ///< what functions name
@@ -43,7 +62,12 @@ struct RunInputs {
   DropoutState dropout = {};
   std::optional<RunCache> cache = std::nullopt;
   std::optional<RunDump> dump = std::nullopt;
+  int value_in_key = 0;  ///< V is the first so many columns of K; 0: v is a tensor of its own
+  RunScales scales = {};
+  RunOriginals originals = {};
 
+  /// Columns of V and o, which a byte of u4x2 has two of.
+  std::int64_t d_v() const;
   bool packed() const noexcept { return !cumulative_q.empty(); }
   /// With the arrays of this host, or copies of them.
   PackedSequences sequences() const noexcept { return sequences(cumulative_q.data(), cumulative_kv.data()); }
@@ -68,6 +92,14 @@ struct RunOutputs {
   std::optional<RunDump> dump = std::nullopt;
 };
 
+/// Whether an element is a code that a scale goes with.
+constexpr bool has_codes(DType dtype) {
+  return size_of(dtype) == 1;
+}
+
+/// What o is of.
+DType output_dtype(const AttentionConfig& config);
+
 /// Zeros of `shape`.
 tools::Tensor make_tensor(DType dtype, std::vector<std::int64_t> shape);
 
@@ -87,7 +119,7 @@ void add_cache(Cache& cache, const MakeView& make_view, ForwardInputs* inputs) {
   const auto array = [&](auto& tensor) { return static_cast<const std::int32_t*>(make_view(tensor).data); };
   if (cache.nhd) {
     inputs->k = inputs->k.swap_axes(1, 2);
-    inputs->v = inputs->v.swap_axes(1, 2);
+    if (inputs->v.defined()) inputs->v = inputs->v.swap_axes(1, 2);
   }
   inputs->sequences.seqused_kv = array(cache.seqused_kv);
   if (cache.block_table) inputs->cache.block_table = make_view(*cache.block_table);
@@ -98,13 +130,18 @@ void add_cache(Cache& cache, const MakeView& make_view, ForwardInputs* inputs) {
 template <typename Inputs, typename MakeView>
 ForwardInputs forward_inputs(Inputs& inputs, const MakeView& make_view, const PackedSequences& sequences,
                              const DropoutState& dropout) {
+  const auto optional = [&](auto& tensor) { return tensor ? make_view(*tensor) : TensorView{}; };
   ForwardInputs result{make_view(inputs.q),
                        make_view(inputs.k),
-                       make_view(inputs.v),
+                       optional(inputs.v),
                        captures_of(inputs.captures, make_view),
-                       inputs.sink ? make_view(*inputs.sink) : TensorView{},
+                       optional(inputs.sink),
                        sequences,
                        dropout};
+  result.q_scale = optional(inputs.scales.q);
+  result.k_scale = optional(inputs.scales.k);
+  result.v_scale = optional(inputs.scales.v);
+  result.row_bias = optional(inputs.scales.row_bias);
   if (inputs.cache) add_cache(*inputs.cache, make_view, &result);
   return result;
 }
@@ -139,7 +176,7 @@ void call_backward(const Attention& attention, Inputs& inputs, Outputs& outputs,
                    const PackedSequences& sequences, const DropoutState& dropout, Stream stream, Workspace workspace) {
   const BackwardInputs in{make_view(inputs.q),
                           make_view(inputs.k),
-                          make_view(inputs.v),
+                          make_view(*inputs.v),
                           make_view(outputs.o),
                           make_view(outputs.lse),
                           make_view(*inputs.dout),

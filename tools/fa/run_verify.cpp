@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +12,7 @@
 #include "parallel.hpp"
 #include "reference/dropout.hpp"
 #include "reference/geometry.hpp"
+#include "run_wide.hpp"
 #include "tolerance.hpp"
 
 namespace fa::cli {
@@ -22,22 +22,6 @@ using tools::Tensor;
 
 std::size_t elements(const Tensor& tensor) {
   return tensor.bytes.size() / size_of(tensor.dtype);
-}
-
-double element(const Tensor& tensor, std::size_t index) {
-  return load_element(tensor.bytes.data(), tensor.dtype, index);
-}
-
-Tensor widen(const Tensor& tensor) {
-  Tensor wide = make_tensor(DType::f64, tensor.shape);
-  for (std::size_t i = 0; i < elements(tensor); ++i) {
-    store_element(wide.bytes.data(), DType::f64, i, element(tensor, i));
-  }
-  return wide;
-}
-
-std::optional<Tensor> widen(const std::optional<Tensor>& tensor) {
-  return tensor ? std::optional(widen(*tensor)) : std::nullopt;
 }
 
 /// Equal infinities and two NaNs differ by nothing; anything else that is not finite is infinitely wrong.
@@ -52,7 +36,7 @@ double difference(double actual, double expected) {
 double greatest_finite_magnitude(const Tensor& tensor) {
   double greatest = 0;
   for (std::size_t i = 0; i < elements(tensor); ++i) {
-    const double magnitude = std::abs(element(tensor, i));
+    const double magnitude = std::abs(number_at(tensor, i));
     greatest = std::isfinite(magnitude) ? std::max(greatest, magnitude) : greatest;
   }
   return greatest;
@@ -62,12 +46,18 @@ Deviation deviation(const Tensor& actual, const Tensor& expected, double allowed
   Deviation result;
   result.allowed = allowed;
   result.elements = elements(actual);
+  double squares = 0, of_expected = 0;
   for (std::size_t i = 0; i < elements(actual); ++i) {
-    const double error = difference(element(actual, i), element(expected, i));
+    const double error = difference(number_at(actual, i), number_at(expected, i));
     result.max = std::max(result.max, error);
     result.mean += error / static_cast<double>(elements(actual));
-    result.nans += std::isnan(element(actual, i)) && std::isnan(element(expected, i)) ? 1 : 0;
+    if (std::isfinite(number_at(expected, i))) {
+      squares += error * error;
+      of_expected += number_at(expected, i) * number_at(expected, i);
+    }
+    result.nans += std::isnan(number_at(actual, i)) && std::isnan(number_at(expected, i)) ? 1 : 0;
   }
+  result.relative = squares == 0 ? 0 : std::sqrt(squares / of_expected);
   return result;
 }
 
@@ -181,7 +171,7 @@ Magnitudes gradient_magnitudes(const AttentionConfig& config, RunInputs* in, Run
   const auto add = [&](const auto& view) {
     const BackwardInputs views{view(in->q, true),
                                view(in->k, false),
-                               view(in->v, false),
+                               view(*in->v, false),
                                view(out->o, true),
                                view(out->lse, true),
                                view(*in->dout, true),
@@ -221,11 +211,24 @@ void compare_relatively(const RunOutputs& outputs, const RunOutputs& expected, D
   if (actual.dsink) compare("dsink", *actual.dsink, *wanted.dsink);
 }
 
+/// The first `columns` of each row.
+Tensor first_columns(const Tensor& wide, std::int64_t columns) {
+  std::vector<std::int64_t> shape = wide.shape;
+  shape.back() = columns;
+  Tensor result = make_tensor(wide.dtype, shape);
+  const std::size_t of = static_cast<std::size_t>(wide.shape.back()), to = static_cast<std::size_t>(columns);
+  for (std::size_t i = 0; i < elements(result); ++i) {
+    store_element(result.bytes.data(), wide.dtype, i, number_at(wide, i / to * of + i % to));
+  }
+  return result;
+}
+
 /// Of the values that count: a page may hold anything behind the keys of its request.
 double greatest_value(RunInputs& wide) {
-  if (!wide.cache) return greatest_finite_magnitude(wide.v);
+  Tensor of_rows = wide.v ? *wide.v : first_columns(wide.k, wide.d_v());
+  if (!wide.cache) return greatest_finite_magnitude(of_rows);
   RunCache& cache = *wide.cache;
-  const TensorView pool = cache.nhd ? wide.v.view().swap_axes(1, 2) : wide.v.view();
+  const TensorView pool = cache.nhd ? of_rows.view().swap_axes(1, 2) : of_rows.view();
   const TensorView table = cache.block_table ? cache.block_table->view() : TensorView();
   const auto number = [](Tensor& tensor, std::int64_t i) {
     return std::int64_t{static_cast<const std::int32_t*>(tensor.view().data)[i]};
@@ -248,18 +251,34 @@ double greatest_value(RunInputs& wide) {
   return greatest;
 }
 
+constexpr double kGreatestOfE4m3 = 448;
+
+/// How far o may be from float64, where the greatest value is `greatest`.
+double allowed_of_o(const AttentionConfig& config, DType products, double greatest) {
+  const double allowed = output_tolerance(products) * greatest;
+  // Rounding to e4m3 is at most 2^-4 of a number, or half of the least one.
+  return output_dtype(config) == DType::e4m3 ? allowed + std::min(greatest, kGreatestOfE4m3) / 16 + 0x1p-10 : allowed;
+}
+
+/// O of e4m3 saturates.
+void clamp_to(DType dtype, Tensor* expected) {
+  if (dtype != DType::e4m3) return;
+  for (std::size_t i = 0; i < elements(*expected); ++i) {
+    const double number = number_at(*expected, i);
+    if (std::abs(number) > kGreatestOfE4m3) {
+      store_element(expected->bytes.data(), expected->dtype, i, std::copysign(kGreatestOfE4m3, number));
+    }
+  }
+}
+
 }  // namespace
 
-Verdict verify(AttentionConfig config, const RunInputs& inputs, const RunOutputs& outputs) {
+Verdict verify(const AttentionConfig& config, const RunInputs& inputs, const RunOutputs& outputs, DType products) {
   const DType dtype = config.dtype;
-  config.dtype = DType::f64;
-  config.kernel.reset();
-  config.kernel_backward.reset();
-  RunInputs wide{widen(inputs.q),      widen(inputs.k), widen(inputs.v),    widen(inputs.dout),
-                 widen(inputs.dlse),   inputs.captures, widen(inputs.sink), inputs.cumulative_q,
-                 inputs.cumulative_kv, inputs.dropout,  inputs.cache,       inputs.dump};
-  RunOutputs expected = make_outputs(config, wide);
-  run_on_host(Attention::create(config, Device::host()), &wide, &expected);
+  WideCall call(config, inputs, Of::codes);
+  RunInputs& wide = call.inputs;
+  RunOutputs expected = call.run();
+  clamp_to(outputs.o.dtype, &expected.o);
   Verdict verdict;
   const auto compare = [&](const char* name, const Tensor& actual, const Tensor& wanted, double allowed) {
     verdict.emplace_back(name, deviation(actual, wanted, allowed));
@@ -268,9 +287,10 @@ Verdict verify(AttentionConfig config, const RunInputs& inputs, const RunOutputs
   const bool approximate =
       dtype != DType::f32 && dtype != DType::f64 && config.score.expression.find("tanh") != std::string::npos;
   const double kept = reference::DropoutMask(double{config.dropout}, 0, 0).scale();
-  compare("o", outputs.o, expected.o, (approximate ? 3 : 1) * output_tolerance(dtype) * kept * greatest_value(wide));
+  const double greatest = greatest_value(wide) * (call.v_heads ? greatest_finite_magnitude(*call.v_heads) : 1);
+  compare("o", outputs.o, expected.o, (approximate ? 3 : 1) * kept * allowed_of_o(config, products, greatest));
   compare("lse", outputs.lse, expected.lse,
-          (approximate ? 40 : 1) * lse_tolerance(dtype) * std::max(1.0, greatest_finite_magnitude(expected.lse)));
+          (approximate ? 40 : 1) * lse_tolerance(products) * std::max(1.0, greatest_finite_magnitude(expected.lse)));
   for (const auto& [name, tensor] : outputs.statistics) {
     const Tensor& wanted = expected.statistics.at(name);
     compare(name.c_str(), tensor, wanted,
@@ -289,6 +309,13 @@ Verdict verify(AttentionConfig config, const RunInputs& inputs, const RunOutputs
   compare("dk", actual.dk, wanted.dk, score_gradient_tolerance(dtype) * magnitudes.dk);
   compare("dv", actual.dv, wanted.dv, output_tolerance(dtype) * magnitudes.dv);
   return verdict;
+}
+
+Verdict compare_originals(const AttentionConfig& config, const RunInputs& inputs, const RunOutputs& outputs) {
+  if (!inputs.originals.given()) return {};
+  const RunOutputs expected = WideCall(config, inputs, Of::originals).run();
+  constexpr double kAny = std::numeric_limits<double>::infinity();
+  return {{"o", deviation(outputs.o, expected.o, kAny)}, {"lse", deviation(outputs.lse, expected.lse, kAny)}};
 }
 
 bool passes(const Verdict& verdict) noexcept {

@@ -324,6 +324,18 @@ TEST(CliBench, WhatHasAMethodOfItsOwnRefusesOthers) {
   }
 }
 
+/// What an append has no use for is refused by its name, GPU or not.
+TEST(CliBench, AppendsRefuseOtherSizes) {
+  for (const char* option :
+       {"--k-dtype", "--v-dtype", "--group-size", "--head-dim-v", "--seq", "--seq-kv", "--batch"}) {
+    const bool dtype = std::string(option).ends_with("dtype");
+    const Result result = run(std::string("bench --op append ") + option + (dtype ? " e4m3" : " 64"));
+    EXPECT_EQ(result.status, 1) << option << result.output;
+    EXPECT_TRUE(contains(result.output, "--op = append: accepted is forward")) << result.output;
+    EXPECT_TRUE(contains(result.output, std::string("with ") + option)) << result.output;
+  }
+}
+
 TEST(CliBench, AForwardTakesPages) {
   const Result result =
       run("bench --dry-run --head-dim 64 --causal yes --seq 512,1024 --seq-kv 0,2048 --page-size 0,16");

@@ -2,22 +2,18 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "run_program.hpp"
+#include "run_command.hpp"
 #include "support/attention_case.hpp"
 #include "support/paged_case.hpp"
 #include "support/variant_case.hpp"
-#include "tests/support/posix_names.hpp"
 #include "tools/safetensors.hpp"
 
 namespace fa::test {
@@ -25,41 +21,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using tools::Tensor;
-
-Tensor stored(const HostTensor& tensor, bool heads = true) {
-  const TensorView view = tensor.view();
-  Tensor result{view.dtype, {view.shape.begin(), view.shape.begin() + view.rank}, tensor.bytes()};
-  if (!heads) result.shape.erase(result.shape.begin() + 1);
-  return result;
-}
-
-class RunCommand : public testing::Test {
- protected:
-  void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "fa_run_XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-  }
-  void TearDown() override { fs::remove_all(directory_); }
-
-  std::string path(const char* name) const { return (directory_ / name).string(); }
-
-  /// Whether `fa run` on `tensors` succeeds.
-  bool run(const std::map<std::string, Tensor>& tensors, const std::string& options) const {
-    tools::write_safetensors(path("in"), tensors);
-    const Ran ran = run_program(
-        FA_TEST_CLI, "run --device host --input '" + path("in") + "' --output '" + path("out") + "' " + options);
-    std::ofstream(path("log"), std::ios::binary) << ran.output;
-    return ran.status == 0;
-  }
-
-  void expect_written(const char* name, const TensorView& expected, double allowed) const {
-    Tensor tensor = tools::SafetensorsFile::open(path("out")).read(name);
-    EXPECT_LE(compare(tensor.view(), expected).max_abs_over_max_ref, allowed) << name;
-  }
-
-  fs::path directory_;
-};
 
 AttentionCase grouped(DType dtype) {
   return {.b = 2, .h_q = 4, .h_kv = 2, .s_q = 37, .s_kv = 70, .d_qk = 16, .d_v = 24, .dtype = dtype, .causal = true};
@@ -208,22 +169,6 @@ TEST_F(RunCommand, TakesAllVariantsTogether) {
   EXPECT_FALSE(run(tensors, all + " --dropout 1"));
 }
 
-Tensor numbers(const std::vector<std::int32_t>& values, std::vector<std::int64_t> shape) {
-  Tensor tensor{DType::i32, std::move(shape), std::vector<std::byte>(4 * values.size())};
-  std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
-  return tensor;
-}
-
-/// What a cache file holds besides q.
-std::map<std::string, Tensor> cache_file(const PagedData& data) {
-  const auto b = static_cast<std::int64_t>(data.used_kv.size());
-  std::map<std::string, Tensor> tensors = {{"seqused_kv", numbers(data.used_kv, {b})}};
-  if (!data.contiguous) tensors["block_table"] = numbers(data.table, {data.table_rows, data.max_pages});
-  if (!data.begin.empty()) tensors["seq_begin"] = numbers(data.begin, {b});
-  if (!data.batch_index.empty()) tensors["batch_index"] = numbers(data.batch_index, {b});
-  return tensors;
-}
-
 /// Pages [pages, h_kv, page_size, d]; what no row sees holds NaN, and entries that no row needs lead astray.
 TEST_F(RunCommand, ReadsAKvCache) {
   PagedCase c{.attention = {.h_q = 4, .h_kv = 2, .d_qk = 16, .d_v = 24, .dtype = DType::bf16, .causal = true},
@@ -362,9 +307,7 @@ TEST_F(RunCommand, NamesTheFirstBrokenNumber) {
   const std::map<std::string, Tensor> tensors{{"q", stored(in.q)}, {"k", stored(in.k)}, {"v", stored(in.v)}};
   EXPECT_TRUE(run(tensors, "--causal"));
   EXPECT_FALSE(run(tensors, "--causal --debug"));
-  std::ifstream log(path("log"));
-  const std::string text{std::istreambuf_iterator<char>(log), {}};
-  EXPECT_NE(text.find("k[b=1, h=1, kv=20, d=7] is NaN, and reaches o"), std::string::npos) << text;
+  EXPECT_NE(log().find("k[b=1, h=1, kv=20, d=7] is NaN, and reaches o"), std::string::npos) << log();
 }
 
 }  // namespace

@@ -121,7 +121,8 @@ TEST_F(Safetensors, ReadsWhatAnotherProgramWrote) {
 
 TEST_F(Safetensors, RoundTripsEveryDtype) {
   std::map<std::string, Tensor> tensors;
-  for (const DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64}) {
+  for (const DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64, DType::i32, DType::e4m3, DType::e5m2,
+                            DType::i8, DType::u4x2}) {
     Tensor tensor{dtype, {3, 1, 5}, std::vector<std::byte>(15 * size_of(dtype))};
     for (std::size_t n = 0; n < tensor.bytes.size(); ++n) tensor.bytes[n] = static_cast<std::byte>(n * 37);
     tensors[to_string(dtype)] = tensor;
