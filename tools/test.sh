@@ -277,6 +277,13 @@ if [[ $mode == full ]]; then
     count skip "documentation site (python3 has no venv, or no package index answers)"
   fi
   status=0
+  tests/packaging/wheel.sh || status=$?
+  case $status in
+    0) count pass "wheel: its size, its tag, and an example in a fresh environment" ;;
+    77) count skip "wheel (python3 has no venv, or no package index answers)" ;;
+    *) count fail "wheel" ;;
+  esac
+  status=0
   tests/packaging/conan.sh || status=$?
   case $status in
     0) count pass "Conan recipe" ;;
