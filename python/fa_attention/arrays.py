@@ -171,8 +171,8 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: Optional[f
     """softmax(score(scale * q k^T) + mask) v: o [b, h_q, s_q, d_v].
 
     q [b, h_q, s_q, d_qk], k [b, h_kv, s_kv, d_qk], v [b, h_kv, s_kv, d_v], of one dtype (float16, bfloat16, float32; float64
-    on the host) and one device; h_kv divides h_q, head dims are multiples of 8 up to 256 and contiguous. Arrays in the
-    host's memory are computed there.
+    on the host) and one device; h_kv divides h_q, head dims are contiguous multiples of 8, d_qk up to 576 and d_v up to
+    512, for `gradients` equal where one is above 256. Arrays in the host's memory are computed there.
 
     PyTorch tensors: see fa_attention.torch.attention, which this calls; the two arguments below are not theirs.
     out: where o goes; unless given, a new array of NumPy or CuPy. Arrays of JAX on a GPU need one, since they cannot be

@@ -190,8 +190,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: O
     """softmax(score(scale * q k^T) + mask) v: o [b, h_q, s_q, d_v], in the memory order of q.
 
     q [b, h_q, s_q, d_qk], k [b, h_kv, s_kv, d_qk], v [b, h_kv, s_kv, d_v], of one dtype (fp16, bf16, fp32; fp64 on the CPU)
-    and device; h_kv divides h_q. Head dims are multiples of 8 up to 256. Differentiable in q, k, v, the sink and captures
-    that require gradients, once.
+    and device; h_kv divides h_q. Head dims are multiples of 8, d_qk up to 576 and d_v up to 512. Differentiable in q, k, v,
+    the sink and captures that require gradients, once; where a head dim is above 256, with d_qk = d_v alone.
 
     scale: 1/sqrt(d_qk) unless given. causal: row i keeps the keys up to i' = i + s_kv - s_q, with top_left up to i' = i.
     window_left, window_right: keeps the keys from i' - window_left to i' + window_right. chunk: keeps the keys of the chunk
