@@ -8,7 +8,7 @@ from conftest import refused
 torch = pytest.importorskip("torch")
 
 from fa_attention import _options, capi  # noqa: E402
-from fa_attention.torch import attention, varlen_attention  # noqa: E402
+from fa_attention.torch import Attention, attention, varlen_attention  # noqa: E402
 
 ATTENTION_DEFAULTS = (False, None, False, None, None, 0, 0.0, False, None, None, (), (), False)  # of a plain call
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -452,3 +452,24 @@ def test_cuda_graph(device):
         state[0] = seed
         graph.replay()
         assert torch.equal(o, call())
+
+
+@pytest.mark.parametrize("d", [(512, 512), (576, 512), (264, 40)])
+def test_head_dims_above_256(d):
+    """Forward of all, gradients where both are the same."""
+    torch.manual_seed(9)
+    q, k, v = (torch.randn(1, h, 6, n, dtype=torch.float64) for h, n in ((2, d[0]), (1, d[0]), (1, d[1])))
+    o, lse = attention(q, k, v, causal=True, return_lse=True)
+    expected, sums = definition(q, k, v, causal=True)
+    assert (o - expected).abs().max() <= 1e-12 and (lse - sums).abs().max() <= 1e-12
+    dout, dlse = torch.randn_like(o), torch.randn_like(lse)
+    actual = lambda: gradients(lambda *t: attention(*t, causal=True, return_lse=True), (q, k, v), dout, dlse, True)  # noqa: E731
+    if d[0] != d[1]:
+        refused(NotImplementedError, actual, "head_dim_v", "256")
+        return
+    for x, y in zip(actual(), gradients(lambda *t: definition(*t, causal=True), (q, k, v), dout, dlse, True)):
+        assert (x - y).abs().max() <= 1e-11
+    module = Attention(2, d[0], kv_heads=1).double()
+    o = module(*(t.transpose(1, 2) for t in (q, k, v)))
+    assert (o.transpose(1, 2) - definition(q, k, v)[0]).abs().max() <= 1e-12
+    refused(ValueError, lambda: Attention(2, 520), "520", "512")

@@ -10,6 +10,7 @@
     o = paged_attention(q, k_pages, v_pages, block_table, seqused_kv, causal=True)
     o, lse = merge_states([(o, lse), (o2, lse2)])        # of partial results over different keys, differentiable
     accumulate(q, k, v, o, lse)                          # adds keys to a partial result, in place
+    quantized_attention(q, k, v, q_scale=q_scale)        # of 8-bit floats, or int8; quantize(q, k, v).attention()
     attention_statistics(q, k, v, max_logit="softmax", max_logit_by_head=True).max_logit  # [h_q], for QK-clip
     o = shared_prefix_attention(q, k_pages, v_pages, block_table, seqused_kv, seq_begin, [SharedPrefix(...)], causal=True)
 
@@ -27,9 +28,10 @@ from ._flash_backend import register_flash_attention
 from ._merge import merge_states
 from ._module import Attention
 from ._parallel import ContextParallel
+from ._quantized import Quantized, quantize, quantized_attention
 from ._sdpa import scaled_dot_product_attention
 from ._shared import SharedPrefix, shared_prefix_attention
 from ._statistics import AttentionStatistics, attention_statistics
 
-__all__ = ["Attention", "AttentionStatistics", "ContextParallel", "KVCache", "SharedPrefix", "accumulate", "append", "attention", "attention_statistics", "merge_states", "paged_attention", "register_flash_attention",
+__all__ = ["Attention", "AttentionStatistics", "ContextParallel", "KVCache", "Quantized", "SharedPrefix", "accumulate", "append", "attention", "attention_statistics", "merge_states", "paged_attention", "quantize", "quantized_attention", "register_flash_attention",
            "scaled_dot_product_attention", "shared_prefix_attention", "varlen_attention"]

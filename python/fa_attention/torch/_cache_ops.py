@@ -19,7 +19,8 @@ _FORWARD = ("paged_forward(Tensor q, Tensor k_pages, Tensor v_pages, Tensor? sin
             "Tensor seqused_kv, Tensor? cu_seqlens_q, Tensor? seqused_q, Tensor? batch_index, Tensor? seq_begin, SymInt max_s_q, "
             "SymInt max_s_kv, float[] numbers, str layout, bool causal, float? scale, SymInt? window_left, "
             "SymInt? window_right, SymInt chunk, str? score, str? mask, str[] tensor_names, str[] number_names, "
-            "Tensor? k_scale=None, Tensor? v_scale=None) -> (Tensor o, Tensor lse)")
+            "Tensor? k_scale=None, Tensor? v_scale=None, Tensor? q_scale=None, Tensor? row_bias=None, ScalarType? dtype=None, "
+            "bool precise=False) -> (Tensor o, Tensor lse)")
 _APPEND = ("append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? q, Tensor? block_table, "
            "Tensor? seqused_kv, Tensor? cu_seqlens_k_new, Tensor? batch_index, Tensor? slots, Tensor? rotary_cos, "
            "Tensor? rotary_sin, Tensor? positions, str layout, SymInt rotary_dims, float rotary_base, bool rotary_interleaved, "
@@ -45,13 +46,18 @@ def _padded(arguments: Sequence[Any], count: int) -> Sequence[Any]:
     return [*arguments, *[None] * (count - len(arguments))]
 
 
+def _last(arguments: Sequence[Any]) -> Sequence[Any]:
+    """The last fields of PagedCall, of which an operator's call may leave some out."""
+    *given, precise = _padded(arguments, 6)
+    return [*given, bool(precise)]
+
+
 def _paged_call(rest: Sequence[Any]) -> PagedCall:
     """Of the arguments behind captures."""
     table, used_kv, cu_q, used_q, index, begin, max_s_q, max_s_kv, numbers, layout, *options = rest
     fixed = paged_options(tuple(options[:7]), options[7], options[8], cu_q is not None)
-    k_scale, v_scale = _padded(options[9:], 2)
-    return PagedCall(fixed, layout, table, used_kv, cu_q, used_q, index, begin, max_s_q, max_s_kv, tuple(numbers), k_scale,
-                     v_scale)
+    return PagedCall(fixed, layout, table, used_kv, cu_q, used_q, index, begin, max_s_q, max_s_kv, tuple(numbers),
+                     *_last(options[9:]))
 
 
 def _append_call(rest: Sequence[Any]) -> AppendCall:
@@ -76,11 +82,11 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captu
                   *rest: Any) -> tuple[Tensor, Tensor]:
     _options.check_names(rest[15], rest[16], (*rest[17], *rest[18]))
     fixed = _options.Options(varlen=rest[2] is not None, tensors=tuple(rest[17]))
-    call = PagedCall._make([fixed, rest[9], *rest[:8], (), *_padded(rest[19:], 2)])
+    call = PagedCall._make([fixed, rest[9], *rest[:8], (), *_last(rest[19:])])
     _cache_raw.check_kinds(q, k, v, sink, captures, call)
     q = _raw.readable(q)
     packed = q.dim() == 3
-    o = _raw.like(q, q.shape[1], q.shape[0 if packed else 2], v.shape[-1])
+    o = _raw.like(q, q.shape[1], q.shape[0 if packed else 2], v.shape[-1], _cache_raw.result_dtype(q, call))
     shape = (q.shape[1], q.shape[0]) if packed else (q.shape[0], q.shape[1], q.shape[2])
     return o, q.new_empty(shape, dtype=_raw.lse_dtype(q.dtype))
 
@@ -157,7 +163,7 @@ def _forward_mapped(info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
     dims = [None if isinstance(dim, (list, tuple)) and all(part is None for part in dim) else dim for dim in in_dims]
     options = paged_options(tuple(rest[4:11]), rest[11], rest[12], cu_q is not None)
     fold = all(dim is None for dim in (*dims[1:5], dims[7], dims[8], *dims[11:])) and cu_q is None and not options.reads_batch
-    fold = fold and (dims[5] is None or index is None)
+    fold = fold and (dims[5] is None or index is None) and q.dtype not in _raw.CODES
     if fold:
         b = q.shape[0] if dims[0] is None else q.movedim(dims[0], 0).shape[1]
         if dims[5] is not None:

@@ -14,11 +14,12 @@ from .._options import HandleKey, Options, handle
 from .._prepared import Layout, PreparedCall, Spec
 from .._prepared_append import AppendLayout, Lengths, PreparedAppend
 from . import _raw
-from ._raw import CAPTURE_DTYPES, DTYPES
+from ._raw import CAPTURE_DTYPES, CODED_RESULTS, CODES, DTYPES
 
 LAYOUTS = {"NHD": "[pages, page_size, h_kv, d]", "HND": "[pages, h_kv, page_size, d]"}
 STORED = {torch.float8_e4m3fn: "float8_e4m3fn", torch.int8: "int8"}  # of a cache, with a scale a row
-_CACHED = {**DTYPES, **STORED}
+_CACHED = {**DTYPES, **CODES}
+_QUERY_NAMES = {**DTYPES, **CODES}
 _QUERIES = (torch.float16, torch.bfloat16)  # over these
 _MOST_PLANS = 1024
 _MOST_POSITIONS = 2**31 - 65536
@@ -40,6 +41,10 @@ class PagedCall(NamedTuple):
     numbers: tuple[float, ...] = ()
     k_scale: Optional[Tensor] = None
     v_scale: Optional[Tensor] = None
+    q_scale: Optional[Tensor] = None  # this and the rest of a q of 8 bits
+    row_bias: Optional[Tensor] = None
+    dtype: Optional[torch.dtype] = None  # of o
+    precise: bool = False
 
     def arrays(self) -> tuple[Optional[Tensor], ...]:
         return self[2:8]
@@ -85,13 +90,32 @@ def _cache_spec(t: Tensor, layout: str) -> Spec:
 
 
 def _scale_specs(call: Any) -> list[tuple[str, Spec]]:
-    """By meaning [pages, h_kv, page_size]."""
+    """By meaning [pages, h_kv, page_size]; of a q of 8 bits also [b, h_kv]."""
     result = []
     for name, t in (("k_scale", call.k_scale), ("v_scale", call.v_scale)):
-        if t is not None:
+        if t is not None and t.dim() == 2:
+            result.append((name, _raw.spec(t)))
+        elif t is not None:
             axes = (0, 2, 1) if call.layout == "NHD" else (0, 1, 2)
             result.append((name, Spec("float32", tuple(t.shape[n] for n in axes), tuple(t.stride(n) for n in axes))))
     return result
+
+
+def _of_rows(t: Optional[Tensor]) -> bool:
+    return t is not None and t.dim() == 3
+
+
+def _kinds(q: Tensor, k: Tensor, v: Tensor, call: PagedCall) -> dict[str, Any]:
+    """The options that dtypes fix."""
+    if q.dtype not in CODES:
+        return _stored(k, v)
+    return {"key_scales": _of_rows(call.k_scale), "value_scales": _of_rows(call.v_scale), "precise": call.precise,
+            "o_dtype": CODED_RESULTS[result_dtype(q, call)]}
+
+
+def result_dtype(q: Tensor, call: PagedCall) -> torch.dtype:
+    """Of o."""
+    return q.dtype if q.dtype not in CODES else torch.bfloat16 if call.dtype is None else call.dtype
 
 
 def _stored(k: Tensor, v: Tensor) -> dict[str, Any]:
@@ -102,7 +126,7 @@ def _handle(q: Tensor, d_v: int, options: Options, sink: bool, captures: Sequenc
     index = q.device.index or 0 if q.is_cuda else -1
     device = (_abi.DEVICE_CUDA, index) if q.is_cuda else (_abi.DEVICE_HOST, 0)
     dtypes = tuple(CAPTURE_DTYPES[t.dtype] for t in captures)
-    return handle(HandleKey(options, device, DTYPES[q.dtype], q.shape[-1], d_v, sink, dtypes, (False,) * len(dtypes)))
+    return handle(HandleKey(options, device, _QUERY_NAMES[q.dtype], q.shape[-1], d_v, sink, dtypes, (False,) * len(dtypes)))
 
 
 class PagedPlan:
@@ -113,7 +137,7 @@ class PagedPlan:
         self.k, self.v = _cache_spec(k, call.layout), _cache_spec(v, call.layout)
         table, page_size, h_kv = call.block_table, self.k.shape[2], self.k.shape[1]
         options = self.options = call.options._replace(page_size=page_size if table is not None else _abi.CONTIGUOUS,
-                                                       **_stored(k, v))
+                                                       **_kinds(q, k, v, call))
         self.attention = _handle(q, v.shape[-1], options, sink is not None, captures)
         self.index, self.device = q.device.index or 0 if q.is_cuda else -1, q.device
         self.b = b = call.seqused_kv.shape[0] if options.varlen else q.shape[0]
@@ -128,9 +152,10 @@ class PagedPlan:
             self.sizes = (b, heads, h_kv, rows, longest)
             lse_shape = (b, heads, rows)
         meta = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device="meta")
-        self.o = _raw.output_of(_raw.like(meta, heads, rows, v.shape[-1]))
+        self.o = _raw.output_of(_raw.like(meta, heads, rows, v.shape[-1], result_dtype(q, call)))
         self.lse = _raw.dense(lse_shape, _raw.lse_dtype(q.dtype))
         self.read = [("q", _raw.spec(q)), ("k", self.k), ("v", self.v)]
+        self.read += [(name, _raw.spec(t)) for name, t in (("q_scale", call.q_scale), ("row_bias", call.row_bias)) if t is not None]
         self.read += _scale_specs(call) + ([("sink", _raw.spec(sink))] if sink is not None else [])
         self.read += [("block_table", _raw.spec(table))] if table is not None else []
         self.captures = [(name, _raw.spec(t)) for name, t in zip(options.tensors, captures)]
@@ -210,7 +235,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: S
             want_lse: bool = True) -> tuple[Tensor, Optional[Tensor]]:
     """o and lse. q is `readable`."""
     key = (call.options, call.layout, call.max_s_q, call.max_s_kv, _facts(q), _facts(k), _facts(v), _facts(sink),
-           *map(_facts, call.arrays()), _facts(call.k_scale), _facts(call.v_scale), *map(_facts, captures))
+           *map(_facts, call.arrays()), call.dtype, call.precise, *map(_facts, call[11:15]), *map(_facts, captures))
     plan: Optional[PagedPlan] = _plans.get(key)
     if plan is None:
         check_forward(q, k, v, sink, captures, call)
@@ -218,13 +243,19 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: S
         _keep(key, plan)
     shape, strides, dtype = plan.o
     o = torch.empty_strided(shape, strides, dtype=dtype, device=plan.device)
+    padded = dtype == torch.float8_e4m3fn and call.options.varlen  # else the library does it, of rows of no request
+    if padded:
+        o.view(torch.uint8).zero_()
     addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr()]
-    addresses += [t.data_ptr() for t in (call.k_scale, call.v_scale, sink, call.block_table) if t is not None]
+    beside = (call.q_scale, call.row_bias, call.k_scale, call.v_scale, sink, call.block_table)
+    addresses += [t.data_ptr() for t in beside if t is not None]
     addresses.append(o.data_ptr())
     lse = None
     if want_lse:
         shape, strides, dtype = plan.lse
         lse = torch.empty_strided(shape, strides, dtype=dtype, device=plan.device)
+        if padded:
+            lse.fill_(float("-inf"))
         addresses.append(lse.data_ptr())
     addresses += [t.data_ptr() for t in captures]
     on_device(plan.index, _launch, plan, plan.forward(want_lse), addresses, call)
@@ -327,8 +358,29 @@ def _check_scales(k: Tensor, v: Tensor, names: Sequence[str], call: Any, like: T
 
 def _check_scale_shapes(k: Tensor, v: Tensor, names: Sequence[str], call: Any) -> None:
     for name, scale, cache, t in (("k_scale", call.k_scale, names[0], k), ("v_scale", call.v_scale, names[1], v)):
-        if scale is not None and scale.shape != t.shape[:-1]:
+        if scale is not None and scale.dim() == 3 and scale.shape != t.shape[:-1]:
             raise ValueError(f"{name} has shape {list(scale.shape)}: accepted is {list(t.shape[:-1])}, the rows of {cache}")
+
+
+def _check_coded(q: Tensor, k: Tensor, v: Tensor, axes: str, call: PagedCall) -> None:
+    """Of a q of 8 bits, over pages of 8 bits."""
+    if q.dim() != axes.count(",") + 1:
+        raise ValueError(f"q has shape {list(q.shape)}: accepted is {axes}")
+    for name, t in (("k_pages", k), ("v_pages", v)):
+        _check_kind(name, t, q)
+        if t.dim() != 4:
+            raise ValueError(f"{name} has shape {list(t.shape)}: accepted is {LAYOUTS[call.layout]}")
+        if isinstance(t.shape[-1], int) and t.shape[-1] > 1 and t.stride(-1) != 1:
+            raise ValueError(f"{name} has strides {list(t.stride())}: accepted is a head dim without gaps, a stride of 1")
+    _raw.check_codes(q, k, v, ("q", *_PAGES))
+    _raw.check_result(torch.bfloat16 if call.dtype is None else call.dtype)
+    of_rows = (2,) if call.options.varlen else (2, 3)
+    _raw.check_scale("q_scale", call.q_scale, of_rows, q)
+    _raw.check_scale("row_bias", call.row_bias, of_rows, q)
+    _raw.check_scale("k_scale", call.k_scale, (2, 3), q)
+    _raw.check_scale("v_scale", call.v_scale, (2, 3), q)
+    if call.seq_begin is not None:
+        raise ValueError(f"seq_begin is given: accepted with q of {q.dtype} is None")
 
 
 _PAGES, _CACHES = ("k_pages", "v_pages"), ("k_cache", "v_cache")
@@ -343,10 +395,18 @@ def check_kinds(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], capture
     """Of a forward: TypeError and ValueError for what needs no sizes."""
     check_layout(call.layout)
     packed = call.options.varlen
-    _check_main("q", q, ("[total_q, h_q, d_qk] with cu_seqlens_q",) if packed else ("[b, h_q, s_q, d_qk]",))
-    _check_cache("k_pages", k, call.layout, q, "q")
-    _check_cache("v_pages", v, call.layout, q, "q")
-    _check_scales(k, v, _PAGES, call, q, "q")
+    axes = ("[total_q, h_q, d_qk] with cu_seqlens_q",) if packed else ("[b, h_q, s_q, d_qk]",)
+    if isinstance(q, Tensor) and q.dtype in CODES:
+        _check_coded(q, k, v, axes[0], call)
+    else:
+        _check_main("q", q, axes)
+        _check_cache("k_pages", k, call.layout, q, "q")
+        _check_cache("v_pages", v, call.layout, q, "q")
+        _check_scales(k, v, _PAGES, call, q, "q")
+        for name, given in (("q_scale", call.q_scale), ("row_bias", call.row_bias), ("dtype", call.dtype),
+                            ("precise", call.precise or None)):
+            if given is not None:
+                raise ValueError(f"{name} is given: accepted with q of {q.dtype} is none, and with q of 8 bits one")
     if q.device.type not in ("cpu", "cuda", "meta"):
         raise ValueError(f"q is on {q.device}: accepted are cpu and cuda")
     for name, t in zip(ARRAYS, call.arrays()):

@@ -16,7 +16,8 @@ from ._cache import KVCache
 class Attention(torch.nn.Module):
     """Attention of q [b, s_q, heads, head_dim] over k and v [b, s_kv, kv_heads, head_dim], or over a cache.
 
-    kv_heads divides heads, and is `heads` unless given. causal, window_left, window_right, scale: as in `attention`.
+    head_dim: a multiple of 8 up to 512, of q, k and v. kv_heads divides heads, and is `heads` unless given. causal,
+    window_left, window_right, scale: as in `attention`.
     softcap: scores become softcap * tanh(score / softcap). sinks: a parameter `sinks`, fp32 [heads], zeros at first, whose
     logits take part in the sum of each row. dropout: the probability with which an element of the softmax is dropped, in
     training. Without sinks the module has no state, and its state_dict is empty.
@@ -35,8 +36,8 @@ class Attention(torch.nn.Module):
         if heads < 1 or kv_heads < 1 or heads % kv_heads:
             raise ValueError(f"heads is {heads} and kv_heads {kv_heads}: accepted are positive numbers, the second divides the "
                              "first")
-        if head_dim < 8 or head_dim > 256 or head_dim % 8:
-            raise ValueError(f"head_dim is {head_dim}: accepted is a multiple of 8 up to 256")
+        if head_dim < 8 or head_dim > 512 or head_dim % 8:
+            raise ValueError(f"head_dim is {head_dim}: accepted is a multiple of 8 up to 512")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout is {dropout}: accepted is a probability below 1")
         for name, n in (("window_left", window_left), ("window_right", window_right)):

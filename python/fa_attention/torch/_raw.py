@@ -20,6 +20,7 @@ from .._prepared import Layout, PreparedCall, Spec
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
 CAPTURE_DTYPES = {**DTYPES, torch.int32: "int32"}
 CODES = {torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e5m2: "float8_e5m2", torch.int8: "int8"}  # of q in 8 bits
+CODED_RESULTS = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float8_e4m3fn: "float8_e4m3fn"}
 _NAMES = {**CAPTURE_DTYPES, **CODES}
 _MOST_PLANS = 2048
 
@@ -213,13 +214,13 @@ def find_plan(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures:
     return plan
 
 
-_AXES = (("[b, h_q, s_q, d_qk]", "[b, h_kv, s_kv, d_qk]", "[b, h_kv, s_kv, d_v]"),
+AXES = (("[b, h_q, s_q, d_qk]", "[b, h_kv, s_kv, d_qk]", "[b, h_kv, s_kv, d_v]"),
          ("[total_q, h_q, d_qk]", "[total_kv, h_kv, d_qk]", "[total_kv, h_kv, d_v]"))
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, varlen: bool) -> None:
     """TypeError and ValueError for what the code before the library's own checks relies on."""
-    for name, t, accepted in zip(("q", "k", "v"), (q, k, v), _AXES[1 if varlen else 0]):
+    for name, t, accepted in zip(("q", "k", "v"), (q, k, v), AXES[1 if varlen else 0]):
         if not isinstance(t, Tensor):
             raise TypeError(f"{name} is a {type(t).__module__}.{type(t).__qualname__}: accepted is a torch.Tensor")
         if t.is_nested:
@@ -250,6 +251,35 @@ def check_captures(captures: Mapping[str, Any], sink: Optional[Tensor], q: Tenso
             raise TypeError(f"{name} is {t.dtype}: accepted are {', '.join(map(str, CAPTURE_DTYPES))}")
         if t.dim() > 4:
             raise ValueError(f"{name} has shape {list(t.shape)}: accepted are at most 4 axes")
+
+
+def check_codes(q: Tensor, k: Tensor, v: Tensor, names: Sequence[str] = ("q", "k", "v")) -> None:
+    """TypeError for dtypes of q, k and v that do not go together."""
+    beside = torch.float8_e4m3fn if q.dtype == torch.int8 else q.dtype
+    for name, t, accepted in ((names[1], k, q.dtype), (names[2], v, beside)):
+        if t.dtype != accepted:
+            raise TypeError(f"{name} is {t.dtype}: accepted with {names[0]} of {q.dtype} is {accepted}")
+
+
+def check_result(dtype: Any) -> None:
+    if dtype not in CODED_RESULTS:
+        raise TypeError(f"dtype is {dtype}: accepted of o are {', '.join(map(str, CODED_RESULTS))}")
+
+
+def check_scale(name: str, t: Optional[Tensor], axes: Sequence[int], q: Tensor) -> None:
+    """Of q_scale, k_scale, v_scale and row_bias; axes: how many it may have."""
+    if t is None:
+        return
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name} is a {type(t).__module__}.{type(t).__qualname__}: accepted is a torch.Tensor")
+    if t.device != q.device:
+        raise ValueError(f"{name} is on {t.device}: accepted is where q is, {q.device}")
+    if t.dtype != torch.float32:
+        raise TypeError(f"{name} is {t.dtype}: accepted is torch.float32")
+    if t.dim() not in axes:
+        raise ValueError(f"{name} has shape {list(t.shape)}: accepted are {' or '.join(map(str, axes))} axes")
+    if name == "row_bias" and q.dtype != torch.int8:
+        raise ValueError(f"row_bias is given: accepted with q of {q.dtype} is None")
 
 
 def _sequences(call: Call) -> Any:

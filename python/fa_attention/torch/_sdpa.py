@@ -50,7 +50,8 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
 
     attn_mask broadcasts to [..., h_q, s_q, s_kv]: torch.bool keeps where it is True, a float is added to the scores and may
     require a gradient. A torch.nn.attention.bias.CausalBias is a causal mask of its alignment. Rows without keys are 0. Head dims
-    go as far as those of `attention`, in any size: others than multiples of 8 are copied.
+    are of any size, d_qk up to 576 and d_v up to 512: others than multiples of 8 are copied. Gradients where a head dim is above
+    256 take d_qk = d_v.
     Raises ValueError for attn_mask with is_causal, and for fewer heads of key and value without enable_gqa; the other errors
     are those of `attention`.
     """
