@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import threading
-<<<<<<< HEAD
-from typing import Any, Mapping, NamedTuple, Optional, Sequence
-=======
-from typing import Any, NamedTuple, Optional, Protocol, Sequence
->>>>>>> py
+from typing import Any, Mapping, NamedTuple, Optional, Protocol, Sequence
 
 import torch
 from torch import Tensor
@@ -56,7 +52,6 @@ def readable(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 or t.shape[-1] <= 1 else t.contiguous()
 
 
-<<<<<<< HEAD
 def sink_like(sink: Tensor, q: Tensor) -> Tensor:
     """`sink` in the dtype of logits of `q`. TypeError for what is no tensor."""
     if not isinstance(sink, Tensor):
@@ -65,10 +60,7 @@ def sink_like(sink: Tensor, q: Tensor) -> Tensor:
     return sink if sink.dtype == dtype else sink.to(dtype)
 
 
-def like(t: Tensor, heads: Any, rows: Any, head_dim: Any) -> Tensor:
-=======
 def like(t: Tensor, heads: Any, rows: Any, head_dim: Any, dtype: Optional[torch.dtype] = None) -> Tensor:
->>>>>>> py
     """An empty [b, h, s, d] tensor in the memory order of `t`, or [total, h, d] where `t` is that."""
     if t.dim() == 3:
         return t.new_empty((rows, heads, head_dim), dtype=dtype)
