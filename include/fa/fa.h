@@ -434,8 +434,8 @@ typedef struct fa_shared_prefix {
   const int32_t* cu_rows;
   const int32_t* lengths; /* [groups], the position behind a group's last key; no row stands before it */
   const int32_t* begin;   /* [groups], the position of its first key; NULL: 0 */
-  /* [groups, max_rows], i32: the position of each row of a group. With a window or chunk of the configuration, which
-   * count positions; else not read, and may be NULL. */
+  /* [groups, max_rows], i32: the position of each row of a group. With a window or chunk of the configuration, or with
+   * functions of q + s_kv - s_q, which is this position; else not read, and may be NULL. */
   const fa_tensor* positions;
   int64_t max_rows;   /* no group has more rows; 0: not known */
   int64_t max_length; /* no prefix is longer; 0: as long as a table row has room for */

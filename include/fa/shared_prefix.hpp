@@ -29,8 +29,8 @@ struct SharedPrefix {
   const std::int32_t* cu_rows = nullptr;
   const std::int32_t* lengths = nullptr;  ///< [groups], the position behind a group's last key. No row stands before it
   const std::int32_t* begin = nullptr;    ///< [groups], the position of its first key; optional: 0
-  /// [groups, max_rows], i32: the position of each row of a group. With a window or chunk of the configuration, which
-  /// count positions; else not read.
+  /// [groups, max_rows], i32: the position of each row of a group. With a window or chunk of the configuration, or with
+  /// functions of q + s_kv - s_q, which is this position; else not read.
   TensorView positions = {};
   std::int64_t max_rows = 0;    ///< no group has more rows; 0: not known, which costs a little
   std::int64_t max_length = 0;  ///< no prefix is longer; 0: as long as a table row has room for

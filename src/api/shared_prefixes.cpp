@@ -4,13 +4,17 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "api/call_memory.hpp"
 #include "api/packed.hpp"
 #include "api/paged.hpp"
 #include "api/schedule.hpp"
 #include "api/views.hpp"
+#include "expression/parse.hpp"
+#include "expression/positions.hpp"
 #include "plan/mask_tiles.hpp"
 #include "support/text.hpp"
 
@@ -51,25 +55,82 @@ bool is_bounded(const AttentionConfig& config) {
   return window_of(config.window_left) >= 0 || config.chunk > 0;
 }
 
-/// Functions of a prefix are those of all rows of a group, whichever request they are of.
-void check_functions(const AttentionConfig& config, const Functions& functions) {
-  if (!config.mask.expression.empty()) {
-    support::throw_unsupported("config.mask", config.mask.expression, "none with shared prefixes");
+using expression::Input;
+constexpr std::array kRowInputs{std::pair("q", Input::q), std::pair("s_q", Input::s_q), std::pair("s_kv", Input::s_kv)};
+
+bool depends_on(const expression::Program& program, expression::NodeId root, Input input) {
+  return program.dependent(input)[static_cast<std::size_t>(root)];
+}
+
+/// Why levels cannot have a function, empty where they can: it is that of all rows of a group, whichever request they
+/// are of, and rows have positions.
+std::string level_refusal(const expression::Program& program, expression::NodeId root) {
+  if (depends_on(program, root, Input::b)) return "functions that do not depend on b with shared prefixes";
+  if (expression::sees_positions_alone(program.graph, root)) return "";
+  for (const auto& [name, input] : kRowInputs) {
+    if (!depends_on(program, root, input)) continue;
+    return fmt::format("functions that do not depend on {} but in q + s_kv - s_q with shared prefixes", name);
   }
-  if (!functions.program.score) return;
-  using expression::Input;
-  const auto root = static_cast<std::size_t>(*functions.program.score);
-  for (const auto& [name, input] : {std::pair("b", Input::b), std::pair("q", Input::q), std::pair("s_q", Input::s_q),
-                                    std::pair("s_kv", Input::s_kv)}) {
-    if (functions.program.dependent(input)[root]) {
-      support::throw_unsupported("config.score", config.score.expression,
-                                 fmt::format("functions that do not depend on {} with shared prefixes", name));
-    }
+  return "";
+}
+
+/// The same function of a level, whose rows have positions there. `text` stays as it is where none are needed.
+std::string text_of_level(const char* argument, const std::string& text, const expression::Program& program,
+                          expression::NodeId root) {
+  const bool by_rows =
+      std::ranges::any_of(kRowInputs, [&](const auto& of) { return depends_on(program, root, of.second); });
+  return by_rows ? expression::at_position(argument, text, fmt::format("{}[b, q]", kPositions)) : text;
+}
+
+void declare(std::vector<Capture>& captures, const char* name) {
+  const bool known = std::ranges::any_of(captures, [name](const Capture& c) { return c.name == name; });
+  if (!known) captures.push_back({name, DType::i32});
+}
+
+bool mentions_positions(const std::string& text) {
+  return !text.empty() && expression::mentions("function", text, kPositions);
+}
+
+void set_score(const AttentionConfig& config, const expression::Program& program, AttentionConfig& level) {
+  if (!program.score) return;
+  const std::string& text = config.score.expression;
+  const std::string refusal = level_refusal(program, *program.score);
+  if (!refusal.empty()) support::throw_unsupported("config.score", text, refusal);
+  level.score.expression = text_of_level("config.score", text, program, *program.score);
+  if (mentions_positions(level.score.expression)) declare(level.score.captures, kPositions);
+}
+
+/// None where the mask keeps the keys in front of each request's rows, as the whole prefix is.
+void set_mask(const AttentionConfig& config, const expression::Program& program, AttentionConfig& level) {
+  level.mask = {};
+  if (!program.mask || expression::keeps_keys_in_front(program.graph, *program.mask)) return;
+  const std::string& text = config.mask.expression;
+  const std::string refusal = level_refusal(program, *program.mask);
+  if (!refusal.empty()) {
+    support::throw_unsupported("config.mask", text, refusal + ", or that keep all keys in front of s_kv - s_q");
+  }
+  level.mask.captures = config.mask.captures;
+  level.mask.expression = text_of_level("config.mask", text, program, *program.mask);
+  if (mentions_positions(level.mask.expression)) declare(level.mask.captures, kPositions);
+}
+
+/// Windows and chunks as a mask by the rows' positions, behind a function's.
+void add_bounds(const AttentionConfig& config, MaskFunction& mask) {
+  std::string& text = mask.expression;
+  if (!text.empty()) text = fmt::format("({})", text);
+  declare(mask.captures, kPositions);
+  const auto next = [&] { return text.empty() ? "" : " && "; };
+  if (window_of(config.window_left) >= 0) {
+    text += fmt::format("{}kv >= {}[b, q] - {}", next(), kPositions, kWindow);
+    declare(mask.captures, kWindow);
+  }
+  if (config.chunk > 0) {
+    text += fmt::format("{}kv / {} == {}[b, q] / {}", next(), kChunk, kPositions, kChunk);
+    declare(mask.captures, kChunk);
   }
 }
 
-/// What the rows of a group see of its prefix: they stand behind all of it. Windows and chunks are a mask by the rows'
-/// positions.
+/// What the rows of a group see of its prefix: they stand behind all of it.
 AttentionConfig config_of_levels(const AttentionConfig& config, const Functions& functions) {
   if (config.page_size <= 0) throw_invalid("prefixes", "given", "none without pages (AttentionConfig::page_size)");
   if (config.invariance != Invariance::none) {
@@ -79,24 +140,26 @@ AttentionConfig config_of_levels(const AttentionConfig& config, const Functions&
   if (is_fp8(config.dtype))
     support::throw_unsupported("dtype", to_string(config.dtype), "16 bits with shared prefixes");
   if (config.statistics.any()) support::throw_unsupported("statistics", "given", "none with shared prefixes");
-  check_functions(config, functions);
   AttentionConfig level = config;
   level.varlen = true;
   level.causal = level.sink = false;
   level.window_left = level.window_right = -1;
   level.chunk = 0;
-  if (!is_bounded(config)) return level;
-  level.mask.captures = {{kPositions, DType::i32}};
-  std::string& text = level.mask.expression;
-  if (window_of(config.window_left) >= 0) {
-    text = fmt::format("kv >= {}[b, q] - {}", kPositions, kWindow);
-    level.mask.captures.push_back({kWindow, DType::i32});
-  }
-  if (config.chunk > 0) {
-    text += fmt::format("{}kv / {} == {}[b, q] / {}", text.empty() ? "" : " && ", kChunk, kPositions, kChunk);
-    level.mask.captures.push_back({kChunk, DType::i32});
-  }
+  set_score(config, functions.program, level);
+  set_mask(config, functions.program, level);
+  if (is_bounded(config)) add_bounds(config, level.mask);
   return level;
+}
+
+/// Whether rows of a group do not see the same of their prefix.
+bool has_positions(const AttentionConfig& level) {
+  return mentions_positions(level.score.expression) || mentions_positions(level.mask.expression);
+}
+
+/// Whether a level's functions name what a call gives.
+bool is_of_level(const AttentionConfig& level, std::string_view name) {
+  const auto same = [name](const Capture& capture) { return capture.name == name; };
+  return std::ranges::any_of(level.score.captures, same) || std::ranges::any_of(level.mask.captures, same);
 }
 
 /// Over few rows thread blocks share keys, and pages begin anywhere: the sm80 family does both.
@@ -153,14 +216,14 @@ TensorView ints(const std::int32_t* array, std::int64_t count) {
 }
 
 /// Outputs share no memory with what a level reads, which has passed check_level.
-void check_disjoint(const SharedPrefix& prefix, bool bounded, std::size_t level, const ForwardOutputs& outputs) {
+void check_disjoint(const SharedPrefix& prefix, bool positioned, std::size_t level, const ForwardOutputs& outputs) {
   const std::int64_t groups = prefix.block_table.shape[0];
   const std::array<std::pair<const char*, TensorView>, 5> read{
       {{"block_table", prefix.block_table},
        {"cu_rows", ints(prefix.cu_rows, groups + 1)},
        {"lengths", ints(prefix.lengths, groups)},
        {"begin", ints(prefix.begin, groups)},
-       {"positions", bounded ? prefix.positions : TensorView()}}};
+       {"positions", positioned ? prefix.positions : TensorView()}}};
   for (const auto& [name, written] : {std::pair("o", &outputs.o), std::pair("lse", &outputs.lse)}) {
     for (const auto& [field, view] : read) {
       if (!overlap(*written, view)) continue;
@@ -191,7 +254,7 @@ SharedPrefixes::SharedPrefixes(const AttentionConfig& config, const Functions& f
     : config_(config),
       functions_(functions),
       level_config_(config_of_levels(config, functions)),
-      bounded_(is_bounded(config)),
+      positioned_(has_positions(level_config_)),
       host_(device.kind() == Device::Kind::host),
       own_(Attention::create(on_sm80(config, host_), device)),
       many_(Attention::create(level_config_, device)),
@@ -211,7 +274,7 @@ void SharedPrefixes::check_level(const Call& call, const SharedPrefix& prefix, s
   check_array(name_of(level, "begin"), prefix.begin, false);
   check_number(level, "max_rows", prefix.max_rows);
   check_number(level, "max_length", prefix.max_length);
-  if (!bounded_) return;
+  if (!positioned_) return;
   const std::int64_t rows = prefix.max_rows > 0 ? prefix.max_rows : level_shape(call.shape, call.shapes[level]).total_q;
   const TensorView& positions = prefix.positions;
   const bool fits = positions.rank == 2 && positions.dtype == DType::i32 && positions.shape[0] == table.shape[0] &&
@@ -220,8 +283,8 @@ void SharedPrefixes::check_level(const Call& call, const SharedPrefix& prefix, s
   throw_invalid(
       name_of(level, "positions"),
       positions.defined() ? fmt::format("{} of rank {}", to_string(positions.dtype), positions.rank) : "nothing",
-      fmt::format("a tensor [groups, max_rows] = [{}, {} and more] of i32 with a window or chunk", table.shape[0],
-                  rows));
+      fmt::format("a tensor [groups, max_rows] = [{}, {} and more] of i32 with a window, chunk or function of q",
+                  table.shape[0], rows));
 }
 
 SharedPrefixes::Call SharedPrefixes::check(const ForwardInputs& inputs, const ForwardOutputs& outputs) const {
@@ -250,7 +313,7 @@ SharedPrefixes::Call SharedPrefixes::check(const ForwardInputs& inputs, const Fo
     call.shapes[i] = {prefix.block_table.rank == 2 ? prefix.block_table.shape[0] : 0, prefix.max_rows, 0,
                       prefix.begin != nullptr};
     check_level(call, prefix, i);
-    check_disjoint(prefix, bounded_, i, outputs);
+    check_disjoint(prefix, positioned_, i, outputs);
     const std::int64_t room = std::min(prefix.block_table.shape[1], kMaxLength / config_.page_size) * config_.page_size;
     call.shapes[i].s_kv = prefix.max_length == 0 ? room : std::min(prefix.max_length, room);
     call.levels[i] = level_inputs(own, inputs, i);
@@ -267,8 +330,10 @@ ForwardInputs SharedPrefixes::level_inputs(const ForwardCall& call, const Forwar
   result.v = inputs.v;
   result.k_scale = inputs.k_scale;  // of pages, whichever request has them
   result.v_scale = inputs.v_scale;
-  result.captures = inputs.captures;
-  if (bounded_) result.captures.add({kPositions, prefix.positions});
+  for (const Captured& captured : inputs.captures) {
+    if (is_of_level(level_config_, captured.name)) result.captures.add(captured);
+  }
+  if (positioned_) result.captures.add({kPositions, prefix.positions});
   if (window_of(config_.window_left) >= 0) {
     result.captures.add({kWindow, static_cast<double>(std::min(config_.window_left, kMaxLength))});
   }

@@ -55,7 +55,7 @@ class SharedPrefixes {
   const AttentionConfig& config_;
   const Functions& functions_;
   const AttentionConfig level_config_;
-  const bool bounded_;  ///< rows of a group do not see the same of their prefix
+  const bool positioned_;  ///< rows of a group do not see the same of their prefix
   const bool host_;
   const Attention own_;
   const Attention many_;                          ///< of levels with enough query tiles for a GPU

@@ -490,16 +490,24 @@ std::string without_spaces(std::string_view argument, std::string_view text) {
   return result;
 }
 
-std::string with_score(std::string_view argument, std::string_view text, std::string_view score) {
+std::string with_names(std::string_view argument, std::string_view text,
+                       std::span<const std::pair<std::string_view, std::string_view>> names) {
   std::string result;
   std::size_t copied = 0;
   for (const Token& token : tokens_of(argument, text)) {
-    if (token.kind != Kind::name || token.text != "score") continue;
+    const auto found = std::ranges::find_if(names, [&](const auto& name) { return name.first == token.text; });
+    if (token.kind != Kind::name || found == names.end()) continue;
     result += text.substr(copied, token.column - 1 - copied);
-    result += fmt::format("({})", score);
+    result += found->second;
     copied = token.column - 1 + token.text.size();
   }
   return result + std::string(text.substr(copied));
+}
+
+std::string with_score(std::string_view argument, std::string_view text, std::string_view score) {
+  const std::string in_parentheses = fmt::format("({})", score);
+  const std::pair<std::string_view, std::string_view> names[] = {{"score", in_parentheses}};
+  return with_names(argument, text, names);
 }
 
 bool mentions(std::string_view argument, std::string_view text, std::string_view name) {

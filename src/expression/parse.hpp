@@ -1,8 +1,10 @@
 #ifndef FA_SRC_EXPRESSION_PARSE_HPP_
 #define FA_SRC_EXPRESSION_PARSE_HPP_
 
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <fa/tensor.hpp>
@@ -29,6 +31,10 @@ NodeId parse(std::string_view argument, std::string_view text, Type result, std:
 
 /// The tokens of a text without the spaces between them: equal texts of equal functions but for their layout.
 std::string without_spaces(std::string_view argument, std::string_view text);
+
+/// `text` with other text in the place of every name that is first of a pair.
+std::string with_names(std::string_view argument, std::string_view text,
+                       std::span<const std::pair<std::string_view, std::string_view>> names);
 
 /// `text` with `score` in parentheses in the place of every score.
 std::string with_score(std::string_view argument, std::string_view text, std::string_view score);

@@ -141,6 +141,35 @@ TEST_F(SharedLaunches, OfLatentRowsAreThoseOfTheirParts) {
                                                  "fa_merge_states"}));
 }
 
+/// ALiBi of levels reads the rows' positions, and a tree of drafts is no part of them.
+TEST_F(SharedLaunches, OfFunctionsByPositionAreThoseOfTheirParts) {
+  config_.causal = false;
+  config_.score = functions::alibi();
+  config_.mask = functions::tree();
+  const Attention attention = Attention::create(config_);
+  std::vector<SharedPrefix> levels{level(10, 4, true)};
+  levels[0].positions = TensorView(at(14), DType::i32, {4, kRequests * 8});
+  ForwardInputs in = inputs(8);
+  in.q = TensorView(at(1), DType::bf16, {kRequests, 8, kHeads, kDim}).swap_axes(1, 2);
+  in.captures = {{"slope", TensorView(at(30), DType::f32, {kHeads})},
+                 {"tree", TensorView(at(31), DType::i32, {kRequests, 8, 1})}};
+  in.prefixes = levels;
+  const AttentionShape shape{.b = kRequests, .h_q = kHeads, .h_kv = kKvHeads, .s_q = 8, .s_kv = kMaxPages * kPage};
+  const std::vector<SharedPrefixShape> shapes{{4, 0, kMaxPages * kPage, false}};
+  attention.prepare(shape, shapes);
+  const std::uint64_t compiles = attention.cache_counters().compiles;
+  launches_().clear();
+  attention.forward(in, outputs(8), nullptr, {at(100), attention.workspace_size(shape, shapes)});
+  EXPECT_EQ(attention.cache_counters().compiles, compiles) << "what was prepared serves the call";
+  std::vector<std::string> attention_kernels;
+  for (const std::string& kernel : kernels()) {
+    if (kernel.ends_with("_forward")) attention_kernels.push_back(kernel);
+  }
+  ASSERT_EQ(attention_kernels.size(), 2U);
+  EXPECT_EQ(attention_kernels[0], "fa_sm80_forward") << "own keys begin anywhere";
+  EXPECT_EQ(kernels().back(), "fa_merge_states");
+}
+
 TEST_F(SharedLaunches, OfScatteredBatchEntriesAreRefused) {
   const Attention attention = Attention::create(config_);
   const std::vector<SharedPrefix> levels{level(10, 4, true)};

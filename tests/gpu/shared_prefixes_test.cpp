@@ -57,6 +57,12 @@ class DeviceShared {
                         prefix.begin != nullptr});
     }
     in.prefixes = levels;
+    for (const Captured& captured : host.captures(c)) {
+      TensorView view = captured.tensor;  // of 4 bytes an element, without gaps
+      const auto* const first = static_cast<const std::byte*>(view.data);
+      view.data = arrays.emplace_back(std::vector<std::byte>(first, first + 4 * view.elements())).data();
+      in.captures.add({captured.name, view});
+    }
     return in;
   }
   ForwardOutputs outputs() const { return {o[0].view(), lse[0].view()}; }
@@ -151,6 +157,15 @@ TEST_P(RandomSharedPrefixes, MatchFloat64) {
 
 TEST_P(RandomSharedPrefixes, OverStoredPoolsMatchFloat64) {
   const SharedCase c = random_stored_case(GetParam());
+  SCOPED_TRACE(::testing::PrintToString(c));
+  DeviceShared device(c);
+  const ForwardInputs in = device.inputs();
+  Attention::create(c.config()).forward(in, device.outputs());
+  device.expect_right();
+}
+
+TEST_P(RandomSharedPrefixes, OfFunctionsMatchFloat64) {
+  const SharedCase c = random_function_case(GetParam());
   SCOPED_TRACE(::testing::PrintToString(c));
   DeviceShared device(c);
   const ForwardInputs in = device.inputs();

@@ -17,6 +17,7 @@ namespace {
 constexpr std::int32_t kNowhere = 1 << 28;  // beyond every pool
 constexpr std::int32_t kRowsInFront = 1;
 constexpr std::int64_t kRowsBehind = 1;
+constexpr int kDistance = 20;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
@@ -48,6 +49,7 @@ class Builder {
     make_rows();
     for (std::size_t level = 0; level < c_.levels.size(); ++level) make_level(level);
     make_tables();
+    make_captured();
     return std::move(data_);
   }
 
@@ -193,6 +195,25 @@ class Builder {
     data_.levels.push_back(std::move(result));
   }
 
+  void make_captured() {
+    const AttentionCase& a = c_.attention;
+    std::mt19937_64 engine(a.seed + 5);
+    const auto number = [&] { return static_cast<float>(engine() % 1000) / 1000; };
+    for (std::int64_t h = 0; h < a.h_q; ++h) data_.slope.push_back(0.05f * number());
+    for (std::int64_t i = 0; i < a.h_q * (2 * kDistance + 1); ++i) data_.table_of_distances.push_back(number() - 0.5f);
+    const std::int64_t rows = data_.q.view().shape[2], words = ceil_div(rows, 32);
+    data_.tree.assign(static_cast<std::size_t>(c_.b() * rows * words), 0);
+    for (std::size_t i = 0; i < c_.rows.size(); ++i) {
+      std::vector<std::int32_t> parents;
+      for (std::int32_t r = 0; r < c_.rows[i]; ++r) {
+        parents.push_back(static_cast<std::int32_t>(engine() % static_cast<std::uint64_t>(r + 1)) - 1);
+      }
+      const std::vector<std::int32_t> of = functions::tree_words(parents, static_cast<int>(words));
+      std::ranges::copy(of, data_.tree.begin() + static_cast<std::ptrdiff_t>(i) * rows * words);
+      data_.prefix.push_back(static_cast<std::int32_t>(engine() % 500));
+    }
+  }
+
   /// The pages of an owner, or of those in front too.
   void write(std::vector<std::int32_t>& table, std::size_t row, int owner, bool whole) const {
     for (; owner >= 0; owner = whole ? owners_[static_cast<std::size_t>(owner)].parent : -1) {
@@ -265,16 +286,18 @@ AttentionConfig SharedCase::config() const {
   config.window_left = window_left;
   config.chunk = chunk;
   config.tune = TunePolicy::off;
-  if (softcap) config.score = functions::softcap(2);
+  config.score = softcap ? functions::compose(functions::softcap(2), score) : score;
+  config.mask = mask;
   return config;
 }
 
 void PrintTo(const SharedCase& c, std::ostream* out) {
   *out << to_string(c.attention) << " page " << c.page_size << (c.packed ? " packed" : "")
        << (c.zero_padding ? " zero padding" : "") << (c.bounded ? " bounded" : "") << (c.softcap ? " softcap" : "")
-       << (c.sink ? " sink" : "") << (c.k_dtype ? " k_" : "") << (c.k_dtype ? to_string(*c.k_dtype) : "")
-       << (c.v_dtype ? " v_" : "") << (c.v_dtype ? to_string(*c.v_dtype) : "") << " window " << c.window_left
-       << " chunk " << c.chunk << " levels";
+       << (c.score.expression.empty() ? "" : " score ") << c.score.expression
+       << (c.mask.expression.empty() ? "" : " mask ") << c.mask.expression << (c.sink ? " sink" : "")
+       << (c.k_dtype ? " k_" : "") << (c.k_dtype ? to_string(*c.k_dtype) : "") << (c.v_dtype ? " v_" : "")
+       << (c.v_dtype ? to_string(*c.v_dtype) : "") << " window " << c.window_left << " chunk " << c.chunk << " levels";
   for (const auto& groups : c.levels) {
     *out << " [";
     for (const SharedCase::Group& group : groups) *out << ' ' << group.requests << 'x' << group.keys;
@@ -359,6 +382,42 @@ SharedCase random_stored_case(std::uint32_t seed) {
   return c;
 }
 
+SharedCase random_function_case(std::uint32_t seed) {
+  SharedCase c = random_shared_case(seed);
+  std::mt19937 random(seed + 2000);
+  const std::array<ScoreFunction, 4> scores{
+      ScoreFunction{}, functions::alibi(), functions::relative_table(kDistance),
+      ScoreFunction{"2 * (s_kv - s_q - kv) + 2 * q < 128 ? score : 0.5 * score - float(h)"}};
+  const std::array<MaskFunction, 6> masks{MaskFunction{},
+                                          functions::tree(),
+                                          functions::prefix_lm(),
+                                          {"kv < 7 || q + s_kv - s_q - kv < 90"},
+                                          {"kv % 7 != 3 || h == 0"},
+                                          {"!(q + s_kv - s_q < kv) && (kv - s_kv + s_q <= q || kv > 5)"}};
+  c.score = scores[random() % scores.size()];
+  c.mask = masks[random() % masks.size()];
+  if (c.mask.expression == masks[1].expression) c.attention.causal = false;
+  return c;
+}
+
+Captures SharedData::captures(const SharedCase& c) const {
+  const std::int64_t h_q = c.attention.h_q, b = c.b(), rows = q.view().shape[2];
+  const auto view = [](const auto& values, DType dtype, std::initializer_list<std::int64_t> shape) {
+    return TensorView(static_cast<const void*>(values.data()), dtype, shape);
+  };
+  Captures result;
+  for (const std::vector<Capture>& declared : {c.score.captures, c.mask.captures}) {
+    for (const Capture& capture : declared) {
+      if (capture.name == "slope") result.add({"slope", view(slope, DType::f32, {h_q})});
+      if (capture.name == "table")
+        result.add({"table", view(table_of_distances, DType::f32, {h_q, 2 * kDistance + 1})});
+      if (capture.name == "tree") result.add({"tree", view(tree, DType::i32, {b, rows, ceil_div(rows, 32)})});
+      if (capture.name == "prefix") result.add({"prefix", view(prefix, DType::i32, {b})});
+    }
+  }
+  return result;
+}
+
 TensorView SharedData::k_scales() const {
   return k_scale.bytes().empty() ? TensorView() : k_scale.view();
 }
@@ -390,7 +449,14 @@ AttentionOutputs reference_f64(const SharedCase& c, const SharedData& data) {
   args.scale = static_cast<double>(c.attention.softmax_scale());
   args.causal = c.attention.causal;
   args.f64 = true;
-  if (c.softcap) args.variant.program = &functions.program;
+  std::vector<expression::CapturedView> views;
+  const Captures given = data.captures(c);
+  for (const expression::Capture& capture : functions.program.captures) {
+    const auto* const found = std::ranges::find(given, capture.name, &Captured::name);
+    views.push_back({found->tensor, 0, {}});
+  }
+  args.variant.captures = views;
+  if (functions.any()) args.variant.program = &functions.program;
   if (c.sink)
     args.variant.sink = TensorView(const_cast<std::byte*>(data.sink.bytes().data()), DType::f32, {c.attention.h_q});
   args.variant.window_left = c.window_left;

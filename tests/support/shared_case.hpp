@@ -38,7 +38,9 @@ struct SharedCase {
   bool value_in_key = false;                    ///< the reference takes the first d_v columns of k for v
   std::optional<DType> k_dtype = std::nullopt;  ///< what the pool of K is stored as; with value_in_key latent rows
   std::optional<DType> v_dtype = std::nullopt;
-  int group_size = 0;  ///< of u4x2
+  int group_size = 0;        ///< of u4x2
+  ScoreFunction score = {};  ///< behind a softcap. May capture slope [h_q] and table [h_q, 41]
+  MaskFunction mask = {};    ///< may capture tree, of a tree of each request's rows, and prefix [b]
 
   /// Whether the pool has latent rows.
   bool latent() const { return value_in_key && k_dtype.has_value(); }
@@ -53,6 +55,9 @@ SharedCase random_shared_case(std::uint32_t seed);
 /// The same over pools of 8 or 4 bits.
 SharedCase random_stored_case(std::uint32_t seed);
 
+/// The same with score and mask functions that depend on rows.
+SharedCase random_function_case(std::uint32_t seed);
+
 /// What a call is given. Rows of the pool that nobody needs hold NaN, and entries of the tables that nobody needs lead
 /// out of it.
 struct SharedData {
@@ -64,10 +69,14 @@ struct SharedData {
   /// Undefined where there are none.
   TensorView k_scales() const;
   TensorView v_scales() const;
+  /// Those that the case's functions name.
+  Captures captures(const SharedCase& c) const;
 
   HostTensor q, k, v, sink;                      ///< q: [b, h_q, s_q, d_qk], or [1, h_q, total, d_qk]; sink [1, 1, h_q]
   HostTensor wide_k;                             ///< of latent rows: the numbers that they stand for
   HostTensor k_scale, v_scale;                   ///< of a stored pool
+  std::vector<float> slope, table_of_distances;  ///< what functions capture
+  std::vector<std::int32_t> tree, prefix;
   std::vector<std::int32_t> cu_q, used_kv;       ///< cu_q: not given where empty
   std::vector<std::int32_t> begin;               ///< of the requests' own keys
   std::vector<std::int32_t> table, whole_table;  ///< of these; and of all keys

@@ -20,7 +20,8 @@ class SharedPrefix(NamedTuple):
     block_table: [groups, max_pages], the pages of a group's prefix, from position 0 on. cu_rows: [groups + 1], of q group g
     has the rows cu_rows[g] to cu_rows[g + 1] - 1, of whole requests; dense queries count row i of request n as n s_q + i.
     lengths, begin: [groups], the position behind a group's last key, and that of its first (None: 0). positions: [groups,
-    max_rows], the position of each row, with a window or chunk. max_rows, max_length: no group has more; 0: not known.
+    max_rows], the position of each row, with a window, a chunk or a score of rows. max_rows, max_length: no group has more; 0:
+    not known.
     """
 
     block_table: Tensor
@@ -49,9 +50,10 @@ def shared_prefix_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_t
     """`paged_attention` of requests that share prefixes, which are read once a group (docs/shared_prefixes.md).
 
     Of each request block_table has the pages of its own keys, from position seq_begin, int32 [b], on, where its prefix ends.
-    Positions count the prefix. prefixes: levels, which follow each other. score does not depend on b, q, s_q and s_kv. The
-    rest is as in `paged_attention`; pages of 8 bits are refused. out: where o goes. A call allocates o, the log-sum-exp and
-    its scratch memory alone, and may be captured in a CUDA graph once an equal one has run. It has no gradients.
+    Positions count the prefix. prefixes: levels, which follow each other. score does not depend on b, and on q, s_q and
+    s_kv in q + s_kv - s_q alone. The rest is as in `paged_attention`; pages of 8 bits are refused. out: where o goes. A call
+    allocates o, the log-sum-exp and its scratch memory alone, and may be captured in a CUDA graph once an equal one has run. It
+    has no gradients.
     """
     if torch.is_grad_enabled():
         named = (("q", q), ("k_pages", k_pages), ("v_pages", v_pages), ("sink", sink))

@@ -32,6 +32,7 @@ struct Shared {
   ForwardInputs inputs() {
     ForwardInputs in{data.q.view(), data.k.view(), c.value_in_key ? TensorView() : data.v.view()};
     if (c.sink) in.sink = TensorView(static_cast<void*>(data.sink.bytes().data()), DType::f32, {c.attention.h_q});
+    in.captures = data.captures(c);
     in.k_scale = data.k_scales();
     in.v_scale = data.v_scales();
     in.sequences.b = c.b();
@@ -110,6 +111,70 @@ TEST_P(StoredSharedPrefixes, AreWhatACallWithoutThemComputes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, StoredSharedPrefixes, testing::Range(0u, 30u));
+
+class SharedPrefixFunctions : public testing::TestWithParam<std::uint32_t> {};
+
+TEST_P(SharedPrefixFunctions, AreThoseOfTheWholeRequest) {
+  Shared shared(test::random_function_case(GetParam()));
+  SCOPED_TRACE(testing::PrintToString(shared.c));
+  shared.run(shared.inputs());
+  shared.expect_right();
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, SharedPrefixFunctions, testing::Range(0u, 50u));
+
+// A mask that keeps the whole prefix is no part of a level, and needs no positions.
+TEST(SharedPrefixCalls, OfTreesNeedNoPositions) {
+  for (const MaskFunction& mask : {functions::tree(), functions::prefix_lm()}) {
+    SharedCase c = two_levels();
+    c.attention.causal = false;
+    c.mask = mask;
+    Shared shared(c);
+    ForwardInputs in = shared.inputs();
+    for (SharedPrefix& level : shared.levels) level.positions = {};
+    in.prefixes = shared.levels;
+    shared.run(in);
+    shared.expect_right();
+  }
+}
+
+TEST(SharedPrefixCalls, OfFunctionsOfRowsNeedPositions) {
+  for (const bool score : {false, true}) {
+    SharedCase c = two_levels();
+    if (score) c.score = functions::alibi();
+    if (!score) c.mask = {"q + s_kv - s_q - kv < 6 || kv < 2"};
+    Shared shared(c);
+    shared.run(shared.inputs());
+    shared.expect_right();
+    ForwardInputs in = shared.inputs();
+    shared.levels[0].positions = {};
+    in.prefixes = shared.levels;
+    expect_invalid("prefixes[0].positions", [&] { shared.run(in); });
+  }
+}
+
+TEST(SharedPrefixCalls, OfFunctionsAreGivenWhatTheseCaptureAlone) {
+  SharedCase c = two_levels();
+  c.score = functions::alibi();
+  Shared shared(c);
+  ForwardInputs in = shared.inputs();
+  in.captures = {};
+  expect_invalid("captures[slope]", [&] { shared.run(in); });
+  in = shared.inputs();
+  in.captures.add({"shared_positions", 1.0});
+  expect_invalid("captures[shared_positions]", [&] { shared.run(in); });
+}
+
+// Positions are read from memory: an index that they reach is bounded by the function alone.
+TEST(SharedPrefixCalls, OfIndicesByPositionNeedAClamp) {
+  SharedCase c = two_levels();
+  c.score = {"score + slope[q + s_kv - s_q]", {{"slope", DType::f32}}};
+  Shared shared(c);
+  const std::vector<float> slope(1000);
+  ForwardInputs in = shared.inputs();
+  in.captures = {{"slope", TensorView(slope.data(), DType::f32, {1000})}};
+  expect_invalid("captures[slope]", [&] { shared.run(in); });
+}
 
 TEST(SharedPrefixCalls, OfStoredCachesNeedTheirScales) {
   SharedCase c = two_levels();
@@ -275,9 +340,15 @@ TEST(SharedPrefixCalls, OfConfigurationsWithoutAMeaningAreRefused) {
   };
   refused(ErrorCode::unsupported, "invariance", [](AttentionConfig& config) { config.invariance = Invariance::batch; });
   refused(ErrorCode::unsupported, "accumulate", [](AttentionConfig& config) { config.accumulate = true; });
-  refused(ErrorCode::unsupported, "config.mask", [](AttentionConfig& config) { config.mask = {"kv != 3"}; });
+  for (const char* const mask : {"kv < q || kv != 3", "b == 1 || kv != 3", "kv < s_kv - s_q - 1 || q == kv"}) {
+    refused(ErrorCode::unsupported, "config.mask", [=](AttentionConfig& config) { config.mask = {mask}; });
+  }
+  refused(ErrorCode::unsupported, "config.mask", [](AttentionConfig& config) { config.mask = functions::documents(); });
   refused(ErrorCode::unsupported, "config.score",
           [](AttentionConfig& config) { config.score = {"score + float(q - kv)"}; });
+  refused(ErrorCode::unsupported, "config.score",
+          [](AttentionConfig& config) { config.score = {"score + float(q) + float(s_kv) - float(s_q)"}; });
+  refused(ErrorCode::unsupported, "config.score", [](AttentionConfig& config) { config.score = {"score + float(b)"}; });
   refused(ErrorCode::unsupported, "config.score",
           [](AttentionConfig& config) { config.score = {"score + float(s_kv)"}; });
 }
