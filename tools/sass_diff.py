@@ -14,7 +14,8 @@ kernels are those of the golden and the pairwise list of the tests and of the tu
                 stores, USETMAXREG), as many registers and local bytes, main loops within 1 %, no new advice of ptxas
     different   anything else; the exit code is 1
 
-nvdisasm is looked for in PATH, in CUDA_HOME and in the Python packages of NVIDIA (pip install nvidia-cuda-nvdisasm).
+nvdisasm is FA_NVDISASM, or is looked for in PATH, in CUDA_HOME and in Python packages: those of NVIDIA (pip install
+nvidia-cuda-nvdisasm) and Triton. `tools/sass_diff.py --find-nvdisasm` prints where it is, and nothing where there is none.
 """
 
 import argparse
@@ -294,15 +295,19 @@ def compare_listings(old, new):
 
 # ---- sides ----
 
+PACKAGES = [("nvidia", "cu13"), ("nvidia", "cuda_nvdisasm"), ("triton", "backends", "nvidia")]
+
+
 def find_nvdisasm():
+    named = os.environ.get("FA_NVDISASM")
+    if named:
+        return named if os.access(named, os.X_OK) else sys.exit(f"sass_diff: FA_NVDISASM = {named}: no program is there")
     places = [shutil.which("nvdisasm")]
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(variable):
             places.append(os.path.join(os.environ[variable], "bin", "nvdisasm"))
     places.append("/usr/local/cuda/bin/nvdisasm")
-    for folder in sys.path + ["/tmp/nvd"]:
-        places.append(os.path.join(folder, "nvidia", "cu13", "bin", "nvdisasm"))
-        places.append(os.path.join(folder, "nvidia", "cuda_nvdisasm", "bin", "nvdisasm"))
+    places += [os.path.join(folder, *package, "bin", "nvdisasm") for folder in sys.path for package in PACKAGES]
     return next((place for place in places if place and os.access(place, os.X_OK)), None)
 
 
@@ -434,7 +439,7 @@ def show(text):
 def compare(options):
     nvdisasm = find_nvdisasm()
     if nvdisasm is None:
-        print("sass_diff: no nvdisasm; pip install nvidia-cuda-nvdisasm, or name CUDA_HOME")
+        print("sass_diff: no nvdisasm; pip install nvidia-cuda-nvdisasm, or name FA_NVDISASM or CUDA_HOME")
         return 77
     os.makedirs(options.cache, exist_ok=True)
     old, new = Side(options.old, options), Side(options.new, options)
@@ -583,10 +588,15 @@ def main():
                         help="folder of cubins and of builds of commits")
     parser.add_argument("--json", help="a file for all kernels and what was found")
     parser.add_argument("--verbose", action="store_true", help="print identical and renamed kernels too")
+    parser.add_argument("--find-nvdisasm", action="store_true", help="print where nvdisasm is, and do nothing else")
     parser.add_argument("--self-test", action="store_true", help="see that differences are found")
     options = parser.parse_args()
     if options.self_test:
         return self_test()
+    if options.find_nvdisasm:
+        found = find_nvdisasm()
+        print(found or "", end="\n" if found else "")
+        return 0 if found else 77
     if options.new is None:
         parser.error("OLD and NEW are needed")
     options.cache = os.path.abspath(options.cache)

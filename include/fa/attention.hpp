@@ -224,7 +224,7 @@ struct AttentionConfig {
 /// - the one that did had another shape, mask, captured number or operation (forward, backward),
 /// - or strides and alignment choose another kernel now.
 ///
-/// What captured tensors hold is the caller's matter.
+/// What captured tensors hold is the caller's matter. Nothing else that a call is given lies in the memory.
 struct MaskTiles {
   void* data = nullptr;  ///< on the Attention's device, 256-byte aligned; lives until the last such call has run
   std::size_t size = 0;  ///< bytes: at least `mask_tiles_size(shape)`, of backward `backward_mask_tiles_size(shape)`
@@ -317,7 +317,8 @@ struct BackwardOutputs {
 };
 
 /// Scratch memory of one call. Calls that may overlap in time need one each; calls of one stream may share. An empty
-/// workspace makes the call allocate from the stream's memory pool. Too small a one is refused (out_of_memory).
+/// workspace makes the call allocate from the stream's memory pool. Too small a one is refused (out_of_memory), and so
+/// is one that shares a byte with anything else that the call is given (invalid_argument).
 struct Workspace {
   void* data = nullptr;  ///< on the Attention's device, 256-byte aligned; lives until the queued work has run
   std::size_t size = 0;  ///< bytes: at least `workspace_size(shape)`, of backward `backward_workspace_size(shape)`

@@ -747,7 +747,8 @@ typedef struct fa_schedule_inputs {
   const int32_t* seq_begin;      /* [b], that of fa_paged_cache; may be NULL */
 } fa_schedule_inputs;
 
-/* Scratch memory of one call. Calls that may overlap in time need one each; calls of one stream may share. */
+/* Scratch memory of one call. Calls that may overlap in time need one each; calls of one stream may share. One that
+ * shares a byte with anything else that the call is given is refused, and so are fa_mask_tiles and a schedule. */
 typedef struct fa_workspace {
   uint32_t struct_size;
   uint32_t reserved; /* 0 */

@@ -13,7 +13,8 @@
 namespace fa {
 
 /// Memory of a schedule. Calls that share one run one after the other, in one stream or in the order of events: they
-/// count there. Whoever writes new lengths calls Attention::schedule anew.
+/// count there. Whoever writes new lengths calls Attention::schedule anew. Nothing else that a call is given lies in
+/// the memory.
 struct Schedule {
   void* data = nullptr;  ///< on the Attention's device, 256-byte aligned; lives until the last such call has run
   std::size_t size = 0;  ///< bytes: at least `schedule_size(limits)`

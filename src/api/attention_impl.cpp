@@ -100,7 +100,7 @@ void Attention::Impl::forward(const ForwardInputs& inputs, const ForwardOutputs&
   api::check_unscheduled(call.max_multiprocessors, inputs.schedule);
   const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, call.place, inputs);
   api::check_dump(config_, call, outputs, host_.has_value());
-  api::check_disjoint(inputs, outputs);
+  api::check_disjoint(inputs, outputs, workspace);
   if (call.empty && !config_.zero_padding && !config_.statistics.any()) return;
   if (host_) return forward_on_host(call, variant, outputs.dump);
   const driver::ContextScope scope(context_->context());
@@ -154,7 +154,7 @@ void Attention::Impl::forward_shared(const ForwardInputs& inputs, const ForwardO
                                      Workspace workspace) {
   api::check_without_dump(outputs.dump, "nothing with shared prefixes");
   const api::SharedPrefixes& prefixes = shared();
-  const api::SharedPrefixes::Call call = prefixes.check(inputs, outputs);
+  const api::SharedPrefixes::Call call = prefixes.check(inputs, outputs, workspace);
   if (call.empty) return forward(call.own, call.out, stream, workspace);
   const std::size_t partial = prefixes.partial_bytes(call);
   if (host_) {
@@ -192,7 +192,7 @@ void Attention::Impl::backward(const BackwardInputs& inputs, const BackwardOutpu
   api::check_has_backward(config_);
   const api::BackwardCall call = api::check_backward(config_, inputs, outputs);
   const api::VariantCall variant = api::check_variants(config_, functions_, call.shape, call.place, inputs, outputs);
-  api::check_disjoint(inputs, outputs);
+  api::check_disjoint(inputs, outputs, workspace);
   if (host_) {
     host_->backward(call, variant);
     if (debug_ && !call.empty) api::Inspection(config_, *host_, call, variant).check();
@@ -222,7 +222,7 @@ void Attention::Impl::append(const AppendInputs& inputs, Stream stream) {
 }
 
 void Attention::Impl::schedule(const ScheduleInputs& inputs, const Schedule& memory, Stream stream) {
-  const api::ScheduleCall call = api::check_schedule(config_, inputs);
+  const api::ScheduleCall call = api::check_schedule(config_, inputs, memory);
   if (call.empty || host_) return;
   const driver::ContextScope scope(context_->context());
   forward_->schedule(call.shape, api::packed_args(config_, call.sequences, {}, call.cache), memory, stream);

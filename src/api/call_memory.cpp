@@ -23,6 +23,16 @@ bool CallSpans::are_apart(const CallAddresses& at) const noexcept {
       meet |= spans_meet(at.written_[i], low, high, at.written_[j], written_[j].low, written_[j].high);
     }
   }
+  for (std::size_t i = 0; i < at.memories_; ++i) {
+    const auto [data, high] = at.memory_[i];
+    for (std::size_t j = 0; j < reads_; ++j) {
+      meet |= spans_meet(data, 0, high, at.read_[j], read_[j].low, read_[j].high);
+    }
+    for (std::size_t j = 0; j < writes_; ++j) {
+      meet |= spans_meet(data, 0, high, at.written_[j], written_[j].low, written_[j].high);
+    }
+    for (std::size_t j = 0; j < i; ++j) meet |= spans_meet(data, 0, high, at.memory_[j].data, 0, at.memory_[j].high);
+  }
   return !meet;
 }
 
@@ -45,12 +55,16 @@ CallSpans spans_of(const BackwardInputs& inputs, const BackwardOutputs& outputs)
   return CallSpans(Named(inputs, outputs).tensors);
 }
 
-void check_disjoint(const ForwardInputs& inputs, const ForwardOutputs& outputs) {
-  Named(inputs, outputs).tensors.check_disjoint();
+void check_disjoint(const ForwardInputs& inputs, const ForwardOutputs& outputs, const Workspace& workspace) {
+  Named named(inputs, outputs);
+  name_given_memory(inputs, workspace, named.tensors);
+  named.tensors.check_disjoint();
 }
 
-void check_disjoint(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
-  Named(inputs, outputs).tensors.check_disjoint();
+void check_disjoint(const BackwardInputs& inputs, const BackwardOutputs& outputs, const Workspace& workspace) {
+  Named named(inputs, outputs);
+  name_given_memory(inputs, workspace, named.tensors);
+  named.tensors.check_disjoint();
 }
 
 }  // namespace fa::api

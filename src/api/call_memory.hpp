@@ -41,8 +41,9 @@ void name_shared_memory(const Inputs& inputs, std::int64_t b, To& to) {
 template <class To>
 void name_memory(const ForwardInputs& inputs, const ForwardOutputs& outputs, To& to) {
   const PagedCache& cache = inputs.cache;
-  const bool dense = cache.block_table.defined() && inputs.sequences.cu_seqlens_q == nullptr;
-  const std::int64_t b = dense ? inputs.q.shape[0] : inputs.sequences.b;
+  const PackedSequences& sequences = inputs.sequences;
+  const bool dense = sequences.b == 0 && sequences.cu_seqlens_q == nullptr;  // over a cache b may be left to q
+  const std::int64_t b = dense ? inputs.q.shape[0] : sequences.b;
   name_shared_memory(inputs, b, to);
   to.add_read("cache.block_table", cache.block_table);
   to.add_read("cache.batch_index", cache.batch_index, DType::i32, b);
@@ -76,7 +77,21 @@ void name_memory(const BackwardInputs& inputs, const BackwardOutputs& outputs, T
   }
 }
 
-/// Where the tensors of a call lie.
+/// Tells `to` what else a call is given to write to.
+template <class To>
+void name_given_memory(const ForwardInputs& inputs, const Workspace& workspace, To& to) {
+  to.add_memory("workspace", workspace.data, workspace.size);
+  to.add_memory("tiles", inputs.tiles.data, inputs.tiles.size);
+  to.add_memory("schedule", inputs.schedule.data, inputs.schedule.size);
+}
+
+template <class To>
+void name_given_memory(const BackwardInputs& inputs, const Workspace& workspace, To& to) {
+  to.add_memory("workspace", workspace.data, workspace.size);
+  to.add_memory("tiles", inputs.tiles.data, inputs.tiles.size);
+}
+
+/// Where the tensors of a call, and the memory that it is given, lie.
 class CallAddresses {
  public:
   void add_read(const Label&, const TensorView& view) noexcept {
@@ -88,15 +103,26 @@ class CallAddresses {
   void add_written(const Label&, const TensorView& view) noexcept {
     if (view.defined()) written_[writes_++] = view.data;
   }
+  void add_memory(const Label&, const void* data, std::size_t bytes) noexcept {
+    if (data == nullptr || bytes == 0) return;
+    memory_[memories_++] = {data, static_cast<std::int64_t>(bytes < kMaxReach ? bytes : kMaxReach) - 1};
+  }
 
  private:
   friend class CallSpans;
 
+  struct Memory {
+    const void* data;
+    std::int64_t high;  ///< bytes to its last one
+  };
+
   // Of what is there alone: nothing else is read.
   std::array<const void*, kMostTensors> read_;
   std::array<const void*, kMostTensors> written_;
+  std::array<Memory, kMostMemory> memory_;
   std::size_t reads_ = 0;
   std::size_t writes_ = 0;
+  std::size_t memories_ = 0;
 };
 
 /// From which byte to which the tensors of a checked call reach, wherever they lie.
@@ -105,8 +131,8 @@ class CallSpans {
   CallSpans() = default;
   explicit CallSpans(const CallTensors& tensors) noexcept;
 
-  /// Whether what is written is apart from everything else, for certain, where the tensors of a call of the same
-  /// shapes and strides lie.
+  /// Whether what is written, and given memory, is apart from everything else, for certain, where the tensors of a call
+  /// of the same shapes and strides lie.
   bool are_apart(const CallAddresses& at) const noexcept;
 
  private:
@@ -124,12 +150,13 @@ class CallSpans {
 CallSpans spans_of(const ForwardInputs& inputs, const ForwardOutputs& outputs);
 CallSpans spans_of(const BackwardInputs& inputs, const BackwardOutputs& outputs);
 
-/// Holds what a call writes against everything else that it names: throws fa::Error(invalid_argument) when an output
-/// shares memory with another tensor. The tensors have passed check_forward and check_variants.
-void check_disjoint(const ForwardInputs& inputs, const ForwardOutputs& outputs);
+/// Holds what a call writes, and the memory that it is given, against everything else that it names. Throws
+/// fa::Error(invalid_argument) when an output, or that memory, shares bytes with another. The tensors have passed
+/// check_forward and check_variants.
+void check_disjoint(const ForwardInputs& inputs, const ForwardOutputs& outputs, const Workspace& workspace);
 
 /// The same of backward, with its gradients of captures and sinks.
-void check_disjoint(const BackwardInputs& inputs, const BackwardOutputs& outputs);
+void check_disjoint(const BackwardInputs& inputs, const BackwardOutputs& outputs, const Workspace& workspace);
 
 }  // namespace fa::api
 

@@ -266,7 +266,8 @@ bool KnownCalls<Op>::run(std::uint64_t code, const Inputs& inputs, const Outputs
   if (!known || !operation_.is_current(known->planned)) return false;
   CallAddresses at;
   name_memory(inputs, outputs, at);
-  if (!known->spans.are_apart(at)) check_disjoint(inputs, outputs);
+  name_given_memory(inputs, workspace, at);
+  if (!known->spans.are_apart(at)) check_disjoint(inputs, outputs, workspace);
   const driver::ContextScope scope(context_.context());
   typename Op::Tensors tensors = known->tensors;
   move(tensors, inputs, outputs);

@@ -7,6 +7,7 @@
 
 #include "api/held_tiles.hpp"
 #include "api/validate.hpp"
+#include "api/views.hpp"
 #include "support/text.hpp"
 
 namespace fa::api {
@@ -16,9 +17,21 @@ using support::throw_invalid;
 
 constexpr std::uintptr_t kAlignment = 256;
 
+/// The memory that a schedule is made in is none that it is made from.
+void check_disjoint(const ScheduleCall& call, const Schedule& memory) {
+  const PackedSequences& sequences = call.sequences;
+  CallTensors tensors;
+  tensors.add_read("cu_seqlens_q", sequences.cu_seqlens_q, DType::i32, sequences.b + 1);
+  tensors.add_read("seqused_q", sequences.seqused_q, DType::i32, sequences.b);
+  tensors.add_read("seqused_kv", sequences.seqused_kv, DType::i32, sequences.b);
+  tensors.add_read("seq_begin", call.cache.seq_begin, DType::i32, sequences.b);
+  tensors.add_memory("schedule", memory.data, memory.size);
+  tensors.check_disjoint();
+}
+
 }  // namespace
 
-ScheduleCall check_schedule(const AttentionConfig& config, const ScheduleInputs& inputs) {
+ScheduleCall check_schedule(const AttentionConfig& config, const ScheduleInputs& inputs, const Schedule& memory) {
   if (config.page_size == 0) throw_invalid("page_size", 0, "another: schedules are of calls over a KV cache");
   ScheduleCall call;
   call.shape = checked(config, inputs.limits);
@@ -38,6 +51,7 @@ ScheduleCall check_schedule(const AttentionConfig& config, const ScheduleInputs&
   if (sequences.cu_seqlens_kv != nullptr) {
     throw_invalid("cu_seqlens_kv", "given", "none of a KV cache: seqused_kv has the lengths");
   }
+  check_disjoint(call, memory);
   if (config.varlen) return call;
   for (const auto& [name, array] :
        {std::pair{"cu_seqlens_q", sequences.cu_seqlens_q}, std::pair{"seqused_q", sequences.seqused_q}}) {

@@ -16,8 +16,8 @@ struct ScheduleCall {
   bool empty = false;  ///< no call of these limits has an output element
 };
 
-/// Throws fa::Error(invalid_argument) for anything that a schedule must not be made of.
-ScheduleCall check_schedule(const AttentionConfig& config, const ScheduleInputs& inputs);
+/// Throws fa::Error(invalid_argument) for anything that a schedule must not be made of, and for arrays in its memory.
+ScheduleCall check_schedule(const AttentionConfig& config, const ScheduleInputs& inputs, const Schedule& memory);
 
 /// Throws fa::Error(invalid_argument) for a schedule that a configuration has no use for.
 void check_takes_schedules(const AttentionConfig& config, const Schedule& schedule);

@@ -215,8 +215,15 @@ TensorView ints(const std::int32_t* array, std::int64_t count) {
   return array == nullptr ? TensorView() : TensorView(array, DType::i32, {count});
 }
 
-/// Outputs share no memory with what a level reads, which has passed check_level.
-void check_disjoint(const SharedPrefix& prefix, bool positioned, std::size_t level, const ForwardOutputs& outputs) {
+/// What a call writes to.
+struct Written {
+  const ForwardInputs& inputs;
+  const ForwardOutputs& outputs;
+  const Workspace& workspace;
+};
+
+/// It shares no memory with what a level reads, which has passed check_level.
+void check_disjoint(const SharedPrefix& prefix, bool positioned, std::size_t level, const Written& call) {
   const std::int64_t groups = prefix.block_table.shape[0];
   const std::array<std::pair<const char*, TensorView>, 5> read{
       {{"block_table", prefix.block_table},
@@ -224,13 +231,16 @@ void check_disjoint(const SharedPrefix& prefix, bool positioned, std::size_t lev
        {"lengths", ints(prefix.lengths, groups)},
        {"begin", ints(prefix.begin, groups)},
        {"positions", positioned ? prefix.positions : TensorView()}}};
-  for (const auto& [name, written] : {std::pair("o", &outputs.o), std::pair("lse", &outputs.lse)}) {
-    for (const auto& [field, view] : read) {
-      if (!overlap(*written, view)) continue;
-      throw_invalid(name, fmt::format("memory shared with {}", name_of(level, field)),
-                    "an output that overlaps no other tensor");
-    }
+  CallTensors tensors;
+  std::array<std::string, 5> names;  // which labels refer to
+  for (std::size_t i = 0; i < read.size(); ++i) {
+    names[i] = name_of(level, read[i].first);
+    tensors.add_read({names[i], Label::Of::argument}, read[i].second);
   }
+  tensors.add_written("o", call.outputs.o);
+  tensors.add_written("lse", call.outputs.lse);
+  name_given_memory(call.inputs, call.workspace, tensors);
+  tensors.check_disjoint();
 }
 
 std::uint64_t tag_of(const SharedPrefixes::Call& call, std::size_t size) {
@@ -287,7 +297,8 @@ void SharedPrefixes::check_level(const Call& call, const SharedPrefix& prefix, s
                   table.shape[0], rows));
 }
 
-SharedPrefixes::Call SharedPrefixes::check(const ForwardInputs& inputs, const ForwardOutputs& outputs) const {
+SharedPrefixes::Call SharedPrefixes::check(const ForwardInputs& inputs, const ForwardOutputs& outputs,
+                                           const Workspace& workspace) const {
   check_levels(inputs.prefixes.size());
   if (inputs.cache.seq_begin == nullptr) {
     throw_invalid("cache.seq_begin", "nothing", "where each request's own keys begin, behind its prefix");
@@ -299,7 +310,7 @@ SharedPrefixes::Call SharedPrefixes::check(const ForwardInputs& inputs, const Fo
   const ForwardCall own = check_forward(config_, call.own, outputs);
   check_takes_schedules(config_, inputs.schedule);
   check_variants(config_, functions_, own.shape, own.place, call.own);
-  api::check_disjoint(call.own, outputs);
+  api::check_disjoint(call.own, outputs, workspace);
   call.shape = own.shape;
   call.out = outputs;
   if (!config_.varlen) {
@@ -313,7 +324,7 @@ SharedPrefixes::Call SharedPrefixes::check(const ForwardInputs& inputs, const Fo
     call.shapes[i] = {prefix.block_table.rank == 2 ? prefix.block_table.shape[0] : 0, prefix.max_rows, 0,
                       prefix.begin != nullptr};
     check_level(call, prefix, i);
-    check_disjoint(prefix, positioned_, i, outputs);
+    check_disjoint(prefix, positioned_, i, {call.own, outputs, workspace});
     const std::int64_t room = std::min(prefix.block_table.shape[1], kMaxLength / config_.page_size) * config_.page_size;
     call.shapes[i].s_kv = prefix.max_length == 0 ? room : std::min(prefix.max_length, room);
     call.levels[i] = level_inputs(own, inputs, i);

@@ -32,7 +32,7 @@ class SharedPrefixes {
     bool empty = false;
   };
   /// Throws fa::Error(invalid_argument) for anything that the call must not be launched with, but for what arrays hold.
-  Call check(const ForwardInputs& inputs, const ForwardOutputs& outputs) const;
+  Call check(const ForwardInputs& inputs, const ForwardOutputs& outputs, const Workspace& workspace) const;
 
   std::size_t workspace_size(const AttentionShape& shape, std::span<const SharedPrefixShape> prefixes) const;
   void prepare(const AttentionShape& shape, std::span<const SharedPrefixShape> prefixes) const;

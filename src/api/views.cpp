@@ -205,19 +205,32 @@ void CallTensors::add_read(const Label& label, const void* array, DType dtype, s
   read_.add(label, view);
 }
 
+void CallTensors::add_memory(const Label& label, const void* data, std::size_t bytes) {
+  if (data == nullptr) return;
+  TensorView& view = memory_views_.at(memory_count_);
+  view = TensorView(data, DType::i8, {static_cast<std::int64_t>(std::min<std::size_t>(bytes, kMaxReach))});
+  memory_[memory_count_++] = {label, &view, reach_of(view)};
+}
+
 void CallTensors::check_disjoint() const {
-  const auto check = [](const Item& written, const Item& other) {
+  const auto check = [](const Item& written, const Item& other, const char* accepted) {
     const Reach& a = written.reach;
     const Reach& b = other.reach;
     const bool exact = a.known() && b.known();
     if (exact && !spans_meet(written.view->data, a.low, a.high, other.view->data, b.low, b.high)) return;
     if (!overlap(*written.view, *other.view)) return;
-    throw_invalid(written.label.text(), fmt::format("memory shared with {}", other.label.text()),
-                  "an output that overlaps no other tensor");
+    throw_invalid(written.label.text(), fmt::format("memory shared with {}", other.label.text()), accepted);
   };
+  constexpr const char* kOutput = "an output that overlaps no other tensor";
+  constexpr const char* kMemory = "memory that nothing else of the call lies in";
   for (std::size_t i = 0; i < written_.count; ++i) {
-    for (std::size_t j = 0; j < read_.count; ++j) check(written_.items[i], read_.items[j]);
-    for (std::size_t j = 0; j < i; ++j) check(written_.items[i], written_.items[j]);
+    for (std::size_t j = 0; j < read_.count; ++j) check(written_.items[i], read_.items[j], kOutput);
+    for (std::size_t j = 0; j < i; ++j) check(written_.items[i], written_.items[j], kOutput);
+  }
+  for (std::size_t i = 0; i < memory_count_; ++i) {
+    for (const Item& item : read()) check(memory_[i], item, kMemory);
+    for (const Item& item : written()) check(memory_[i], item, kMemory);
+    for (std::size_t j = 0; j < i; ++j) check(memory_[i], memory_[j], kMemory);
   }
 }
 

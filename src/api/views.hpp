@@ -70,10 +70,13 @@ bool overlaps_itself(const TensorView& view) noexcept;
 bool overlap(const TensorView& a, const TensorView& b) noexcept;
 
 /// Of a backward with everything: 12 inputs, what is captured, 4 arrays of lengths, the state of dropout and a place.
-/// A forward has 8 inputs, and 3 arrays of a cache.
+/// A forward has 8 inputs, and 3 arrays of a cache. Memory that calls are given besides is beside these.
 inline constexpr std::size_t kMostTensors = Captures::kMax + 18;
 
 inline constexpr std::size_t kMostArrays = 8;
+
+/// Of a workspace, lists of tiles and a schedule.
+inline constexpr std::size_t kMostMemory = 3;
 
 /// The tensors of one call, each of which has passed check_memory and outlives this. Those that are not given are left
 /// out.
@@ -87,8 +90,10 @@ class CallTensors {
   /// Of `count` numbers, if there is an array.
   void add_read(const Label& label, const void* array, DType dtype, std::int64_t count);
   void add_written(const Label& label, const TensorView& view) { written_.add(label, view); }
+  /// What is no tensor, and the library's while the call runs.
+  void add_memory(const Label& label, const void* data, std::size_t bytes);
 
-  /// Throws fa::Error(invalid_argument) when one that is written shares memory with any other.
+  /// Throws fa::Error(invalid_argument) when one that is written shares memory with any other, or memory with anything.
   void check_disjoint() const;
 
   struct Item {
@@ -111,6 +116,9 @@ class CallTensors {
   List written_;
   std::array<TensorView, kMostArrays> arrays_;
   std::size_t array_count_ = 0;
+  std::array<Item, kMostMemory> memory_;
+  std::array<TensorView, kMostMemory> memory_views_;
+  std::size_t memory_count_ = 0;
 };
 
 }  // namespace fa::api

@@ -310,7 +310,7 @@ TEST_F(KnownCalls, RunAsTheFirstOne) {
     tell_scales(config);
     for (int i = 0; i < 3; ++i) {
       RandomCalls::Call drawn = random.call(config, random.shape(config));
-      if (config.k_dtype) store_in_8_bits(drawn.inputs, drawn.forward_shape, config);
+      if (config.k_dtype) store_in_few_bits(drawn.inputs, drawn.forward_shape, config);
       if (size_of(config.dtype) == 1) drawn.outputs.o.dtype = DType::bf16;
       place(drawn.inputs, drawn.forward_shape, config, more);
       place(drawn.backward_inputs, drawn.backward_shape, config, more);
@@ -368,7 +368,7 @@ TEST_F(KnownCalls, RefuseWhatTheFirstOneWould) {
     if (!attention) continue;
     tell_scales(config);
     RandomCalls::Call drawn = random.call(config, random.shape(config));
-    if (config.k_dtype) store_in_8_bits(drawn.inputs, drawn.forward_shape, config);
+    if (config.k_dtype) store_in_few_bits(drawn.inputs, drawn.forward_shape, config);
     if (size_of(config.dtype) == 1) drawn.outputs.o.dtype = DType::bf16;
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + text_of(config, drawn.forward_shape));
     Forward forward{drawn.inputs, drawn.outputs, {at(kWorkspace), attention->workspace_size(drawn.forward_shape)}};

@@ -13,7 +13,8 @@ namespace {
 constexpr std::uintptr_t kApart = std::uintptr_t{1} << 34;  // more than any tensor reaches
 
 int d_v_of(const AttentionConfig& config) {
-  return config.head_dim_v != 0 ? config.head_dim_v : config.head_dim;
+  if (config.head_dim_v != 0) return config.head_dim_v;
+  return config.value_in_key != 0 ? config.value_in_key : config.head_dim;
 }
 
 /// As include/fa/attention.hpp says it, and not as the library computes it.
@@ -200,6 +201,28 @@ Captures RandomCalls::captures(const AttentionConfig& config, const AttentionSha
   return result;
 }
 
+void RandomCalls::add_statistics(const AttentionConfig& config, const AttentionShape& shape, std::int64_t s_kv,
+                                 Call& call) {
+  const Statistics& wanted = config.statistics;
+  const std::int64_t b = call.outputs.o.shape[0], s_q = call.outputs.o.shape[2];
+  const std::int64_t summed = wanted.summed_heads() == ColumnSums::kv_heads ? shape.h_kv : shape.h_q;
+  const auto greatest = [&] {
+    return wanted.max_logit_by_head ? TensorView(reinterpret_cast<void*>(memory()), DType::f32, {shape.h_q})
+                                    : statistic(b, shape.h_q, s_q);
+  };
+  StatisticsOutputs& outputs = call.outputs.statistics;
+  if (wanted.max_logit != MaxLogit::none) outputs.max_logit = greatest();
+  if (wanted.entropy) outputs.entropy = statistic(b, shape.h_q, s_q);
+  if (wanted.column_sums != ColumnSums::none) outputs.column_sums = statistic(b, summed, s_kv);
+  if (wanted.top_keys > 0) {
+    outputs.top_keys = {reinterpret_cast<void*>(memory()), DType::i32, {shape.b, summed, wanted.top_keys}};
+  }
+  StatisticsGradients& gradients = call.backward_inputs.statistics;
+  if (wanted.entropy_gradient) gradients.entropy = outputs.entropy, gradients.dentropy = statistic(b, shape.h_q, s_q);
+  if (wanted.max_logit_gradient) gradients.dmax_logit = greatest();
+  if (wanted.column_sums_gradient) gradients.dcolumn_sums = statistic(b, summed, s_kv);
+}
+
 RandomCalls::Call RandomCalls::call(const AttentionConfig& config, const AttentionShape& given) {
   AttentionShape shape = given;
   const bool paged = config.page_size > 0;
@@ -248,6 +271,9 @@ RandomCalls::Call RandomCalls::call(const AttentionConfig& config, const Attenti
     }
   }
 
+  add_statistics(config, shape, s_kv, call);
+  if (config.value_in_key > 0) call.inputs.v = inputs.v = {};
+
   call.forward_shape = call.backward_shape = shape;
   call.forward_shape.aligned = all_aligned({call.inputs.q, call.inputs.k, call.inputs.v, call.outputs.o});
   call.backward_shape.aligned =
@@ -276,6 +302,53 @@ void add_to(AttentionConfig& config, RandomCalls& random) {
   config.dtype = random.one_of({DType::e4m3, DType::e5m2});
   config.head_dim = random.one_of({64, 128, 256});
   config.causal = causal, config.causal_align = align;
+}
+
+namespace {
+
+Statistics some_statistics(RandomCalls& random, bool paged) {
+  Statistics wanted;
+  wanted.max_logit = random.one_of({MaxLogit::none, MaxLogit::softmax, MaxLogit::scaled});
+  wanted.max_logit_by_head = wanted.max_logit != MaxLogit::none && random.one_in(3);
+  wanted.entropy = random.one_in(2);
+  if (!paged) {
+    wanted.column_sums = random.one_of({ColumnSums::none, ColumnSums::query_heads, ColumnSums::kv_heads});
+    if (random.one_in(3)) wanted.top_keys = static_cast<int>(random.one_of<std::int64_t>({1, random.up_to(100), 1024}));
+  }
+  wanted.entropy_gradient = wanted.entropy && random.one_in(2);
+  wanted.max_logit_gradient = wanted.max_logit != MaxLogit::none && random.one_in(2);
+  wanted.column_sums_gradient = wanted.column_sums != ColumnSums::none && random.one_in(2);
+  return wanted;
+}
+
+}  // namespace
+
+void widen(AttentionConfig& config, RandomCalls& random) {
+  if (size_of(config.dtype) == 1) return;
+  if (random.one_in(2)) {
+    config.head_dim = random.one_of({264, 320, 384, 512, 576, static_cast<int>(256 + 8 * random.up_to(40))});
+    const int d_v = static_cast<int>(8 * random.up_to(64));
+    config.head_dim_v = random.one_of({std::min(config.head_dim, 512), std::min(config.head_dim, 512), d_v});
+  }
+  if (config.invariance == Invariance::none && !config.accumulate && random.one_in(2)) {
+    config.statistics = some_statistics(random, config.page_size > 0);
+    if (config.statistics.any() && random.one_in(2)) config.kernel.reset();
+  }
+  if (random.one_in(4)) {
+    config.value_in_key = std::min({config.head_dim, 512, static_cast<int>(8 * random.up_to(64))});
+    config.head_dim_v = 0;
+    config.v_dtype = config.k_dtype;
+  }
+  const bool may_store = config.dtype != DType::f32 && config.invariance == Invariance::none;
+  if (config.k_dtype || config.value_in_key > 0 || !may_store || !random.one_in(config.page_size > 0 ? 2 : 3)) return;
+  config.group_size = random.one_of({0, 32, 64, 128});
+  config.head_dim = random.one_of({128, 256});
+  config.head_dim_v = random.one_of({0, 128, 256});
+  config.k_dtype = random.one_of({DType::u4x2, DType::u4x2, DType::e4m3});
+  config.v_dtype = random.one_of({DType::u4x2, DType::u4x2, DType::i8});
+  config.dropout = 0;
+  if (config.page_size == 0) config.varlen = config.zero_padding = false;
+  if (random.one_in(2)) config.statistics = {};
 }
 
 namespace {
@@ -316,16 +389,20 @@ void place(BackwardInputs& inputs, AttentionShape& shape, const AttentionConfig&
   place_any(inputs, shape, config, random);
 }
 
-void store_in_8_bits(ForwardInputs& inputs, AttentionShape& shape, const AttentionConfig& config) {
+void store_in_few_bits(ForwardInputs& inputs, AttentionShape& shape, const AttentionConfig& config) {
   std::uintptr_t at = std::uintptr_t{1} << 59;
+  const int group = config.group_size != 0 ? config.group_size : 32;
   const auto set = [&](TensorView& view, TensorView& scale, DType dtype) {
     const auto [pages, heads, rows, d] = view.shape;
-    view = TensorView(view.data, dtype, {pages, heads, rows, d});
+    const bool pairs = dtype == DType::u4x2;
+    view = TensorView(view.data, dtype, {pages, heads, rows, pairs ? d / 2 : d});
     view.data = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(view.data) & ~std::uintptr_t{15});
-    scale = TensorView(reinterpret_cast<const void*>(at += std::uintptr_t{1} << 50), DType::f32, {pages, heads, rows});
+    const auto* const data = reinterpret_cast<const void*>(at += std::uintptr_t{1} << 50);
+    scale = pairs ? TensorView(data, config.dtype, {pages, heads, rows, 2 * d / group})
+                  : TensorView(data, DType::f32, {pages, heads, rows});
   };
   set(inputs.k, inputs.k_scale, *config.k_dtype);
-  set(inputs.v, inputs.v_scale, *config.v_dtype);
+  if (config.v_dtype && config.value_in_key == 0) set(inputs.v, inputs.v_scale, *config.v_dtype);
   shape.aligned = all_aligned({inputs.q, inputs.k, inputs.v});
 }
 

@@ -50,6 +50,7 @@ class RandomCalls {
   TensorView statistic(std::int64_t b, std::int64_t h, std::int64_t s);
   PackedSequences sequences(const AttentionConfig& config, const AttentionShape& shape);
   PagedCache cache(const AttentionConfig& config, const AttentionShape& shape);
+  void add_statistics(const AttentionConfig& config, const AttentionShape& shape, std::int64_t s_kv, Call& call);
   Captures captures(const AttentionConfig& config, const AttentionShape& shape);
 
   std::mt19937 random_;
@@ -60,12 +61,16 @@ class RandomCalls {
 /// Draws what a configuration may have besides: states, bits that depend on less, and 8-bit elements.
 void add_to(AttentionConfig& config, RandomCalls& random);
 
+/// Draws what is wider still: head dims beyond 256, statistics and their gradients, values in keys, and caches of 4
+/// bits.
+void widen(AttentionConfig& config, RandomCalls& random);
+
 /// Draws a place in a larger attention and a bound of multiprocessors, and says so in the shape.
 void place(ForwardInputs& inputs, AttentionShape& shape, const AttentionConfig& config, RandomCalls& random);
 void place(BackwardInputs& inputs, AttentionShape& shape, const AttentionConfig& config, RandomCalls& random);
 
-/// K and V of a cache in 8 bits, with a scale a row.
-void store_in_8_bits(ForwardInputs& inputs, AttentionShape& shape, const AttentionConfig& config);
+/// K and V in 8 bits, with a scale a row, or in 4, with a scale and an offset of each group.
+void store_in_few_bits(ForwardInputs& inputs, AttentionShape& shape, const AttentionConfig& config);
 
 /// For messages.
 std::string text_of(const AttentionConfig& config, const AttentionShape& shape);

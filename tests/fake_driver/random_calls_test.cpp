@@ -116,7 +116,7 @@ TEST_F(RandomCallsTest, SoItIsOfStatesPartsOfLargerCallsBoundsAnd8Bits) {
     if (!attention) continue;
     for (int i = 0; i < 3; ++i) {
       RandomCalls::Call call = random.call(config, random.shape(config));
-      if (config.k_dtype) store_in_8_bits(call.inputs, call.forward_shape, config);
+      if (config.k_dtype) store_in_few_bits(call.inputs, call.forward_shape, config);
       if (size_of(config.dtype) == 1) call.outputs.o.dtype = DType::bf16;
       call.forward_shape.aligned = call.forward_shape.aligned && api::rows_aligned(call.outputs.o);
       place(call.inputs, call.forward_shape, config, more);
@@ -144,6 +144,59 @@ TEST_F(RandomCallsTest, SoItIsOfStatesPartsOfLargerCallsBoundsAnd8Bits) {
       served["bounded"] += forward && call.forward_shape.bounded;
       served["backward, placed"] += backward && call.backward_shape.placed;
       served["backward, bounded"] += backward && call.backward_shape.bounded;
+    }
+    if (HasFailure()) return;
+  }
+  for (const auto& [kind, count] : served) EXPECT_GT(count, 20) << kind;
+}
+
+TEST_F(RandomCallsTest, SoItIsOfWideHeadsStatisticsValuesInKeysAnd4Bits) {
+  std::map<std::string, int> served;
+  for (unsigned seed = 5000; seed < 8000; ++seed) {
+    RandomCalls random(seed), more(seed + 1000000), wider(seed + 2000000);
+    AttentionConfig config = more.one_in(4) ? random.paged_config() : random.config();
+    config.tune = config_.tune;
+    config.cache = config_.cache;
+    add_to(config, more);
+    widen(config, wider);
+    const auto attention = create(config);
+    if (!attention) continue;
+    const Statistics& statistics = config.statistics;
+    for (int i = 0; i < 3; ++i) {
+      RandomCalls::Call call = random.call(config, random.shape(config));
+      if (config.k_dtype) store_in_few_bits(call.inputs, call.forward_shape, config);
+      if (size_of(config.dtype) == 1) call.outputs.o.dtype = DType::bf16;
+      call.forward_shape.aligned = call.forward_shape.aligned && api::rows_aligned(call.outputs.o);
+      place(call.inputs, call.forward_shape, config, more);
+      place(call.backward_inputs, call.backward_shape, config, more);
+      SCOPED_TRACE("seed " + std::to_string(seed) + ": " + text_of(config, call.forward_shape));
+      launches_().clear();
+      const bool forward = serves([&] {
+        const std::size_t bytes = attention->workspace_size(call.forward_shape);
+        attention->forward(call.inputs, call.outputs, nullptr, {kMemory, bytes});
+        expect_within(bytes);
+      });
+      launches_().clear();
+      const bool backward = serves([&] {
+        const std::size_t bytes = attention->backward_workspace_size(call.backward_shape);
+        attention->backward(call.backward_inputs, call.backward_outputs, nullptr, {kMemory, bytes});
+        expect_within(bytes);
+      });
+      served["of wide heads"] += forward && config.head_dim > 256;
+      served["of the widest heads"] += forward && config.head_dim > 512;
+      served["backward, of wide heads"] += backward && config.head_dim > 256;
+      served["with statistics of rows"] += forward && (statistics.entropy || statistics.max_logit != MaxLogit::none);
+      served["with column sums"] += forward && statistics.column_sums != ColumnSums::none;
+      served["with top keys"] += forward && statistics.top_keys > 0;
+      served["with statistics of wide heads"] += forward && statistics.any() && config.head_dim > 256;
+      served["packed, with statistics"] += forward && statistics.any() && config.varlen;
+      served["backward, of entropy"] += backward && statistics.entropy_gradient;
+      served["backward, of greatest logits"] += backward && statistics.max_logit_gradient;
+      served["backward, of those of heads"] += backward && statistics.gradient_of_heads();
+      served["backward, of column sums"] += backward && statistics.column_sums_gradient;
+      served["of values in keys"] += forward && config.value_in_key > 0;
+      served["stored in 4 bits"] += forward && (config.k_dtype == DType::u4x2 || config.v_dtype == DType::u4x2);
+      served["in pages of 4 bits"] += forward && config.page_size > 0 && config.k_dtype == DType::u4x2;
     }
     if (HasFailure()) return;
   }

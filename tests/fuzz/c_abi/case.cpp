@@ -63,6 +63,7 @@ class Case {
     }
     arguments_.forget();
     if (fa_last_error_code() != status) fail(function, "another code as the last error");
+    locate(function, status);
     if (std::strlen(fa_last_error_message()) == 0) fail(function, "no message");
     for (const char* const field : {"argument", "value", "accepted"}) {
       const bool given = std::strlen(fa_last_error_field(field)) != 0;
@@ -71,6 +72,19 @@ class Case {
     }
     if (status == FA_INVALID_ARGUMENT && !untouched) fail(function, "wrote, and then refused");
     return status;
+  }
+
+  /// Where the last failure met a NaN, which it says of no other.
+  void locate(const char* function, int status) {
+    fa_error_location location{};
+    location.struct_size = sizeof location;
+    const bool given = fa_last_error_location(&location) == FA_OK;
+    if (given != (status == FA_NOT_FINITE)) fail(function, "a location, and another failure");
+    if (given && (std::strlen(location.tensor) == 0 || std::strlen(location.result) == 0)) {
+      fail(function, "a location without a name");
+    }
+    if (fa_last_error_location(nullptr) == FA_OK) fail("fa_last_error_location", "NULL accepted");
+    if (fa_last_error_code() != status) fail("fa_last_error_location", "changed the last failure");
   }
 
   void with_attention() {
@@ -98,17 +112,30 @@ class Case {
     if (which < 16) return kernel_info(attention, config);
     if (which < 18) return sizes(attention, config);
     if (random_.one_in(3)) {
-      std::int32_t ready = -1;
-      const fa_shape* const shape = arguments_.shape(config);
-      if (random_.one_in(2)) {
-        check("fa_is_ready", fa_is_ready(attention, shape, &ready));
-      } else {
-        check("fa_prepare_backward_async", fa_prepare_backward_async(attention, shape));
-      }
+      background(attention, config);
     } else if (random_.one_in(2)) {
       check("fa_prepare", fa_prepare(attention, arguments_.shape(config)));
     } else {
       check("fa_prepare_backward", fa_prepare_backward(attention, arguments_.shape(config)));
+    }
+  }
+
+  void background(const fa_attention* attention, const GivenConfig& config) {
+    std::int32_t ready = -1;
+    const fa_shape* const shape = arguments_.shape(config);
+    const auto expect_ready = [&](const char* function, int status) {
+      if (check(function, status) == FA_OK && ready != 1) fail(function, "the host device is not ready");
+    };
+    switch (random_.below(4)) {
+      case 0:
+        return expect_ready("fa_is_ready", fa_is_ready(attention, shape, &ready));
+      case 1:
+        return expect_ready("fa_backward_is_ready", fa_backward_is_ready(attention, shape, &ready));
+      case 2:
+        check("fa_prepare_async", fa_prepare_async(attention, shape));
+        return;
+      default:
+        check("fa_prepare_backward_async", fa_prepare_backward_async(attention, shape));
     }
   }
 

@@ -312,6 +312,10 @@ TEST(SharedPrefixCalls, OutputsShareNoMemoryWithWhatLevelsRead) {
         written.data = last + 1;
         EXPECT_NO_THROW(attention.forward(in, out)) << name << " behind " << other;
       }
+      const ForwardOutputs out{shared.outputs.o.view(), shared.outputs.lse.view()};
+      const auto with_workspace = [&](std::int32_t* data) { attention.forward(in, out, nullptr, {data, 64}); };
+      expect_invalid("workspace", [&] { with_workspace(last); });
+      EXPECT_NO_THROW(with_workspace(last + 1));
     }
   }
 }

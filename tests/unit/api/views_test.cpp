@@ -17,6 +17,7 @@
 #include "api/validate.hpp"
 #include "api/variants.hpp"
 #include "expect_error.hpp"
+#include "hostile_tensors.hpp"
 #include "plan/backward.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/planner.hpp"
@@ -30,72 +31,103 @@ constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kB = 2, kHq = 4, kHkv = 2, kSq = 3, kSkv = 5, kD = 8;
 
 /// A backward with every tensor that there is, in f32, and the forward before it.
-class EveryTensor : public testing::Test {
+class EveryTensor : public test::HostileTensors {
  protected:
-  struct Slot {
-    std::string name;
-    TensorView* view;
-    bool written;
-  };
-
   EveryTensor() {
     config_.head_dim = kD;
     config_.dtype = DType::f32;
     config_.score = ScoreFunction{"score + bias[h, kv] + gain", {{"bias", DType::f32, true}, {"gain", DType::f32}}};
     config_.sink = true;
+    config_.dropout = 0.25F;
+    config_.statistics = {.max_logit = MaxLogit::softmax,
+                          .entropy = true,
+                          .column_sums = ColumnSums::query_heads,
+                          .top_keys = 2,
+                          .entropy_gradient = true,
+                          .max_logit_gradient = true,
+                          .column_sums_gradient = true};
+    config_.debug = true;
+    place_.whole_b = kB, place_.whole_h_q = kHq, place_.whole_s_q = kSq, place_.whole_s_kv = kSkv;
+    place_.begin = array<std::int64_t>({0, 0, 0, 0});
   }
 
-  /// Each with memory of its own, of ones.
-  TensorView tensor(std::initializer_list<std::int64_t> shape) {
-    memory_.emplace_back(512, 1.0f);
-    return TensorView(static_cast<void*>(memory_.back().data()), DType::f32, shape);
+  Named forward_named() {
+    return {{{"q", &q_},
+             {"k", &k_},
+             {"v", &v_},
+             {"sink", &sink_},
+             {"captures[bias]", &bias_},
+             {"captures[gain]", &gain_},
+             {"o", &o_, true},
+             {"lse", &lse_, true},
+             {"max_logit", &max_logit_, true},
+             {"entropy", &entropy_, true},
+             {"column_sums", &sums_, true},
+             {"top_keys", &top_keys_, true},
+             {"dump.p", &p_, true}},
+            {{"dropout.device", &state_, 2}, {"place.begin", &place_.begin, 4}},
+            {{"workspace", &workspace_.data, &workspace_.size}, {"tiles", &tiles_.data, &tiles_.size}}};
   }
-
-  /// The tensors of a forward: those of inputs first.
-  std::vector<Slot> forward_slots() {
-    return {{"q", &q_, false},
-            {"k", &k_, false},
-            {"v", &v_, false},
-            {"sink", &sink_, false},
-            {"captures[bias]", &bias_, false},
-            {"captures[gain]", &gain_, false},
-            {"o", &o_, true},
-            {"lse", &lse_, true}};
-  }
-  std::vector<Slot> backward_slots() {
-    return {{"q", &q_, false},
-            {"k", &k_, false},
-            {"v", &v_, false},
-            {"o", &o_, false},
-            {"lse", &lse_, false},
-            {"dout", &dout_, false},
-            {"dlse", &dlse_, false},
-            {"sink", &sink_, false},
-            {"captures[bias]", &bias_, false},
-            {"captures[gain]", &gain_, false},
-            {"dq", &dq_, true},
-            {"dk", &dk_, true},
-            {"dv", &dv_, true},
-            {"dsink", &dsink_, true},
-            {"gradient of captures[bias]", &dbias_, true}};
+  Named backward_named() {
+    return {{{"q", &q_},
+             {"k", &k_},
+             {"v", &v_},
+             {"o", &o_},
+             {"lse", &lse_},
+             {"dout", &dout_},
+             {"dlse", &dlse_},
+             {"sink", &sink_},
+             {"captures[bias]", &bias_},
+             {"captures[gain]", &gain_},
+             {"entropy", &entropy_},
+             {"dentropy", &dentropy_},
+             {"dmax_logit", &dmax_logit_},
+             {"dcolumn_sums", &dsums_},
+             {"dq", &dq_, true},
+             {"dk", &dk_, true},
+             {"dv", &dv_, true},
+             {"dsink", &dsink_, true},
+             {"gradient of captures[bias]", &dbias_, true}},
+            {{"dropout.device", &state_, 2}},
+            {{"workspace", &workspace_.data, &workspace_.size}, {"tiles", &tiles_.data, &tiles_.size}}};
   }
 
   Captures captures() const { return {{"bias", bias_}, {"gain", gain_}}; }
+  template <class Inputs>
+  void set_common(Inputs& inputs) const {
+    inputs.captures = captures();
+    inputs.sink = sink_;
+    inputs.dropout.device = state_;
+    inputs.tiles = tiles_;
+  }
   void forward() const {
-    Attention::create(config_, Device::host()).forward({q_, k_, v_, captures(), sink_}, {o_, lse_});
+    ForwardInputs inputs{q_, k_, v_};
+    set_common(inputs);
+    inputs.place = place_;
+    Attention::create(config_, Device::host())
+        .forward(inputs, {o_, lse_, {max_logit_, entropy_, sums_, top_keys_}, {p_, 1, 2}}, nullptr, workspace_);
   }
   void backward() const {
+    BackwardInputs inputs{q_, k_, v_, o_, lse_, dout_, dlse_};
+    set_common(inputs);
+    inputs.statistics = {entropy_, dentropy_, dmax_logit_, dsums_};
     Attention::create(config_, Device::host())
-        .backward({q_, k_, v_, o_, lse_, dout_, dlse_, captures(), sink_}, {dq_, dk_, dv_, {{"bias", dbias_}}, dsink_});
+        .backward(inputs, {dq_, dk_, dv_, {{"bias", dbias_}}, dsink_}, nullptr, workspace_);
   }
 
   AttentionConfig config_;
-  std::vector<std::vector<float>> memory_;
   TensorView q_ = tensor({kB, kHq, kSq, kD}), k_ = tensor({kB, kHkv, kSkv, kD}), v_ = tensor({kB, kHkv, kSkv, kD}),
              o_ = tensor({kB, kHq, kSq, kD}), lse_ = tensor({kB, kHq, kSq}), sink_ = tensor({kHq}),
              bias_ = tensor({kHq, kSkv}), gain_ = tensor({1}), dout_ = tensor({kB, kHq, kSq, kD}),
              dlse_ = tensor({kB, kHq, kSq}), dq_ = tensor({kB, kHq, kSq, kD}), dk_ = tensor({kB, kHkv, kSkv, kD}),
-             dv_ = tensor({kB, kHkv, kSkv, kD}), dsink_ = tensor({kHq}), dbias_ = tensor({kHq, kSkv});
+             dv_ = tensor({kB, kHkv, kSkv, kD}), dsink_ = tensor({kHq}), dbias_ = tensor({kHq, kSkv}),
+             max_logit_ = tensor({kB, kHq, kSq}), entropy_ = tensor({kB, kHq, kSq}), sums_ = tensor({kB, kHq, kSkv}),
+             top_keys_ = tensor(DType::i32, {kB, kHq, 2}), p_ = tensor({kSq, kSkv}), dentropy_ = tensor({kB, kHq, kSq}),
+             dmax_logit_ = tensor({kB, kHq, kSq}), dsums_ = tensor({kB, kHq, kSkv});
+  const std::uint64_t* state_ = array<std::uint64_t>({7, 9});
+  ShardPlace place_;
+  Workspace workspace_{bytes(), 256};
+  MaskTiles tiles_{bytes(), 256};
 };
 
 TEST_F(EveryTensor, IsServedAsItIs) {
@@ -104,62 +136,13 @@ TEST_F(EveryTensor, IsServedAsItIs) {
 }
 
 TEST_F(EveryTensor, IsRefusedWithEachFieldThatCannotBe) {
-  const auto check = [&](const std::vector<Slot>& slots, const std::function<void()>& call) {
-    for (const Slot& slot : slots) {
-      const TensorView good = *slot.view;
-      const auto refused = [&](const std::function<void(TensorView&)>& spoil) {
-        spoil(*slot.view);
-        test::expect_invalid(slot.name, call);
-        *slot.view = good;
-      };
-      for (std::size_t axis = 0; axis < static_cast<std::size_t>(good.rank); ++axis) {
-        for (const std::int64_t stride : {kMin, kMin + 1, -(std::int64_t{1} << 62), -(std::int64_t{1} << 58),
-                                          std::int64_t{1} << 58, std::int64_t{1} << 61, std::int64_t{1} << 62, kMax}) {
-          if (good.shape[axis] > 1) refused([&](TensorView& view) { view.strides[axis] = stride; });
-        }
-        for (const std::int64_t size : {kMin, std::int64_t{-1}, std::int64_t{1} << 61, kMax}) {
-          refused([&](TensorView& view) { view.shape[axis] = size; });
-        }
-      }
-      for (const int rank : {std::numeric_limits<int>::min(), -1, 5, 1'000'000}) {
-        refused([&](TensorView& view) { view.rank = rank; });
-      }
-      refused([](TensorView& view) { view.dtype = static_cast<DType>(99); });
-      refused([](TensorView& view) { view.data = nullptr; });
-      refused([](TensorView& view) { view.data = static_cast<std::byte*>(view.data) + 1; });
-      if (slot.written) refused([](TensorView& view) { view.read_only = true; });
-      if (slot.written) refused([](TensorView& view) { view.strides[0] = 0; });
-    }
-  };
-  check(forward_slots(), [this] { forward(); });
-  check(backward_slots(), [this] { backward(); });
+  check_fields(forward_named(), [this] { forward(); });
+  check_fields(backward_named(), [this] { backward(); });
 }
 
 TEST_F(EveryTensor, SharesNoMemoryWithWhatIsWritten) {
-  const auto check = [&](const std::vector<Slot>& slots, const std::function<void()>& call) {
-    for (const Slot& written : slots) {
-      for (const Slot& other : slots) {
-        if (!written.written || &written == &other) continue;
-        const TensorView good = *written.view;
-        // The last element of one is the first of the other.
-        written.view->data = static_cast<float*>(other.view->data) + (other.view->elements() - 1);
-        try {
-          call();
-          ADD_FAILURE() << written.name << " over " << other.name;
-        } catch (const Error& error) {
-          EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-          for (const Slot* slot : {&written, &other}) {
-            EXPECT_NE(std::string(error.what()).find(slot->name), std::string::npos) << error.what();
-          }
-        }
-        written.view->data = static_cast<float*>(other.view->data) + other.view->elements();
-        EXPECT_NO_THROW(call()) << written.name << " behind " << other.name;
-        *written.view = good;
-      }
-    }
-  };
-  check(forward_slots(), [this] { forward(); });
-  check(backward_slots(), [this] { backward(); });
+  check_apart(forward_named(), [this] { forward(); });
+  check_apart(backward_named(), [this] { backward(); });
 }
 
 /// A capture that has no axis with more than one element may have any strides, and one that is broadcast is read.
@@ -169,9 +152,156 @@ TEST_F(EveryTensor, MayHaveAnyStrideWhereItIsNotUsed) {
   dbias_.shape = {1, 1, 0, 0};
   bias_.strides = {kMax, kMin, 0, 0};
   EXPECT_NO_THROW(forward());
-  q_.shape[0] = k_.shape[0] = v_.shape[0] = o_.shape[0] = lse_.shape[0] = 1;
-  for (TensorView* view : {&q_, &k_, &v_, &o_, &lse_}) view->strides[0] = kMax;
+  place_.whole_b = 1;
+  for (TensorView* view : {&q_, &k_, &v_, &o_, &lse_, &max_logit_, &entropy_, &sums_, &top_keys_}) {
+    view->shape[0] = 1;
+    view->strides[0] = kMax;
+  }
+  p_ = {};
   EXPECT_NO_THROW(forward());
+}
+
+/// A call over a KV cache: in pages or not, of dense or packed queries, stored in 8 or in 4 bits.
+class EveryTensorOfACache : public test::HostileTensors {
+ protected:
+  struct Kind {
+    bool pages;
+    bool packed;
+    DType k_dtype;
+    DType v_dtype;
+  };
+  static constexpr std::int64_t kColumns = 32, kRoom = 6;
+
+  void make(const Kind& kind) {
+    config_ = {};
+    config_.head_dim = kColumns;
+    config_.dtype = DType::f16;
+    config_.page_size = kind.pages ? kRoom / 2 : kContiguous;
+    config_.varlen = kind.packed;
+    config_.k_dtype = kind.k_dtype;
+    config_.v_dtype = kind.v_dtype;
+    const std::int64_t rows = kind.pages ? kRoom / 2 : kRoom, pools = kind.pages ? 2 * kB : kB;
+    const auto stored = [&](DType dtype, TensorView& view, TensorView& scale) {
+      const bool u4 = dtype == DType::u4x2;
+      view = tensor(dtype, {pools, kHkv, rows, u4 ? kColumns / 2 : kColumns});
+      scale = u4 ? tensor(DType::f16, {pools, kHkv, rows, 2}) : tensor(DType::f32, {pools, kHkv, rows});
+    };
+    in_ = {};
+    stored(kind.k_dtype, in_.k, in_.k_scale);
+    stored(kind.v_dtype, in_.v, in_.v_scale);
+    const auto of_rows = [&] {
+      return kind.packed ? tensor(DType::f16, {kB * kSq, kHq, kColumns}) : tensor(DType::f16, {kB, kHq, kSq, kColumns});
+    };
+    in_.q = of_rows();
+    out_ = {of_rows(), kind.packed ? tensor({kHq, kB * kSq}) : tensor({kB, kHq, kSq})};
+    if (kind.packed) {
+      in_.sequences.b = kB;
+      in_.sequences.cu_seqlens_q = array<std::int32_t>({0, 3, 6});
+      in_.sequences.seqused_q = array<std::int32_t>({3, 2});
+    }
+    in_.sequences.seqused_kv = array<std::int32_t>({4, 6});
+    in_.cache.batch_index = array<std::int32_t>({1, 0});
+    in_.cache.seq_begin = array<std::int32_t>({1, 0});
+    if (!kind.pages) return;
+    in_.cache.block_table = TensorView(array<std::int32_t>({0, 1, 2, 3}), DType::i32, {kB, 2});
+  }
+
+  Named named() {
+    Named result{{{"q", &in_.q},
+                  {"k", &in_.k},
+                  {"v", &in_.v},
+                  {"k_scale", &in_.k_scale},
+                  {"v_scale", &in_.v_scale},
+                  {"o", &out_.o, true},
+                  {"lse", &out_.lse, true}},
+                 {{"seqused_kv", &in_.sequences.seqused_kv, kB},
+                  {"cache.batch_index", &in_.cache.batch_index, kB},
+                  {"cache.seq_begin", &in_.cache.seq_begin, kB}},
+                 {{"workspace", &workspace_.data, &workspace_.size},
+                  {"tiles", &in_.tiles.data, &in_.tiles.size},
+                  {"schedule", &in_.schedule.data, &in_.schedule.size}}};
+    if (in_.cache.block_table.defined()) result.tensors.push_back({"cache.block_table", &in_.cache.block_table});
+    if (!config_.varlen) return result;
+    result.arrays.push_back({"cu_seqlens_q", &in_.sequences.cu_seqlens_q, kB + 1});
+    result.arrays.push_back({"seqused_q", &in_.sequences.seqused_q, kB});
+    return result;
+  }
+
+  void check(const Kind& kind) {
+    make(kind);
+    const auto call = [this] { Attention::create(config_, Device::host()).forward(in_, out_, nullptr, workspace_); };
+    EXPECT_NO_THROW(call());
+    check_fields(named(), call);
+    in_.tiles = {bytes(), 256};
+    in_.schedule = {bytes(), 256};
+    check_apart(named(), call);
+  }
+
+  AttentionConfig config_;
+  ForwardInputs in_;
+  ForwardOutputs out_;
+  Workspace workspace_{bytes(), 256};
+};
+
+TEST_F(EveryTensorOfACache, InPages) {
+  check({true, false, DType::e4m3, DType::i8});
+}
+
+TEST_F(EveryTensorOfACache, InPagesOfPackedQueries) {
+  check({true, true, DType::i8, DType::e4m3});
+}
+
+TEST_F(EveryTensorOfACache, WithoutPagesInFourBits) {
+  check({false, false, DType::u4x2, DType::u4x2});
+}
+
+TEST_F(EveryTensorOfACache, OfASchedule) {
+  make({true, true, DType::i8, DType::i8});
+  ScheduleInputs of{{.b = kB, .h_q = kHq, .h_kv = kHkv, .s_q = kSq, .s_kv = kRoom, .total_q = kB * kSq}};
+  of.sequences = in_.sequences;
+  of.seq_begin = in_.cache.seq_begin;
+  Schedule memory{bytes(), 256};
+  check_apart({{},
+               {{"cu_seqlens_q", &of.sequences.cu_seqlens_q, kB + 1},
+                {"seqused_q", &of.sequences.seqused_q, kB},
+                {"seqused_kv", &of.sequences.seqused_kv, kB},
+                {"seq_begin", &of.seq_begin, kB}},
+               {{"schedule", &memory.data, &memory.size}}},
+              [&] { Attention::create(config_, Device::host()).schedule(of, memory); });
+}
+
+/// Queries and keys of whole numbers in 8 bits, with everything that multiplies them or is added.
+using EveryTensorOf8Bits = test::HostileTensors;
+
+TEST_F(EveryTensorOf8Bits, IsHeldAgainstTheOthers) {
+  constexpr std::int64_t kColumns = 32;
+  AttentionConfig config;
+  config.head_dim = kColumns;
+  config.dtype = DType::i8;
+  config.key_scales = config.value_scales = true;
+  ForwardInputs in{tensor(DType::i8, {kB, kHq, kSq, kColumns}), tensor(DType::i8, {kB, kHkv, kSkv, kColumns}),
+                   tensor(DType::e4m3, {kB, kHkv, kSkv, kColumns})};
+  in.q_scale = tensor({kB, kHq, kSq});
+  in.k_scale = tensor({kB, kHkv, kSkv});
+  in.v_scale = tensor({kB, kHkv, kSkv});
+  in.row_bias = tensor({kB, kHq, kSq});
+  ForwardOutputs out{tensor(DType::bf16, {kB, kHq, kSq, kColumns}), tensor({kB, kHq, kSq})};
+  Workspace workspace{bytes(), 256};
+  const Named named{{{"q", &in.q},
+                     {"k", &in.k},
+                     {"v", &in.v},
+                     {"q_scale", &in.q_scale},
+                     {"k_scale", &in.k_scale},
+                     {"v_scale", &in.v_scale},
+                     {"row_bias", &in.row_bias},
+                     {"o", &out.o, true},
+                     {"lse", &out.lse, true}},
+                    {},
+                    {{"workspace", &workspace.data, &workspace.size}}};
+  const auto call = [&] { Attention::create(config, Device::host()).forward(in, out, nullptr, workspace); };
+  EXPECT_NO_THROW(call());
+  check_fields(named, call);
+  check_apart(named, call);
 }
 
 /// Arrays of lengths are read as well.

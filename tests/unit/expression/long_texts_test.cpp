@@ -23,9 +23,9 @@ constexpr std::size_t kStack = std::size_t{4} << 20;  // frames are many times a
 constexpr std::size_t kStack = std::size_t{256} << 10;
 #endif
 
-/// Runs `work` in a thread with a stack of kStack bytes.
-void run_on_small_stack(const std::function<void()>& work) {
-  ASSERT_EQ(support::platform::run_with_stack(kStack, work), 0);
+/// Runs `work` in a thread with a stack of `bytes`.
+void run_on_small_stack(const std::function<void()>& work, std::size_t bytes = kStack) {
+  ASSERT_EQ(support::platform::run_with_stack(bytes, work), 0);
 }
 
 std::string repeated(const std::string& text, int times) {
@@ -95,6 +95,28 @@ TEST(LongTexts, ChainsAreDifferentiated) {
   evaluator.run({.score = 1.001});
   EXPECT_NEAR(evaluator[roots[0]].real, std::pow(1.001, 1000), 1e-10);
   EXPECT_NEAR(evaluator[roots[1]].real, 1000 * std::pow(1.001, 999), 1e-7);
+}
+
+/// As many factors as a text has room for.
+TEST(LongTexts, TheLongestProductIsDifferentiated) {
+  constexpr int kFactors = 4090;
+  const std::string product = "x" + repeated("*x", kFactors - 1);
+  run_on_small_stack(
+      [&] {
+        walk(product, "");
+        const Program program = Program::parse(product, "", {{"x", DType::f64, 0, true}});
+        ASSERT_EQ(program.gradients.size(), 1U);
+        const std::array roots{*program.score, program.gradients.front().derivative};
+        const std::array captures{CapturedView{{}, 1.0001, {}}};
+        reference::VariantArgs args;
+        args.captures = captures;
+        reference::Evaluator evaluator(program, roots, args, kLengths);
+        evaluator.run({.score = 5.0});
+        EXPECT_NEAR(evaluator[roots[0]].real, std::pow(1.0001, kFactors), 1e-11);
+        EXPECT_NEAR(evaluator[roots[1]].real, kFactors * std::pow(1.0001, kFactors - 1), 1e-7);
+      },
+      2 * kStack);
+  EXPECT_THROW(Program::parse(product + "*x*x*x*x*x*x*x", "", {{"x", DType::f32, 0, true}}), Error);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "plan/append.hpp"
 #include "plan/backward.hpp"
+#include "plan/fixed.hpp"
 #include "plan/inspect.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/merge_states.hpp"
@@ -67,17 +68,21 @@ class Families {
     specs_.push_back({fmt::format("family {} {}", name, kernel_name(spec).substr(3)), std::move(spec)});
   }
 
-  void forward(const std::string& name, const plan::Problem& problem, bool debug = false) {
+  void forward(const std::string& name, const plan::Problem& problem, bool debug = false,
+               const KernelOverride& fixed = {}) {
+    const plan::Fixed read = plan::read_override(fixed, plan::Op::forward, "kernel");
     bool scheduled = false;  // by the first kernel's schedule; its alternatives have theirs
-    for (const plan::Alternatives& kernels : with_mask_tiles(problem, kernels_of(plan_forward(problem, {})))) {
+    for (const plan::Alternatives& kernels : with_mask_tiles(problem, kernels_of(plan_forward(problem, read)))) {
       const bool schedule = kernels.front().op() == plan::Op::schedule;
       if (!(schedule && std::exchange(scheduled, true))) add(name, kernels.front(), debug);
     }
   }
 
-  void backward(const std::string& name, const plan::Problem& problem, bool deterministic, bool debug = false) {
+  void backward(const std::string& name, const plan::Problem& problem, bool deterministic, bool debug = false,
+                const KernelOverride& fixed = {}) {
+    const plan::Fixed read = plan::read_override(fixed, plan::Op::backward, "kernel_backward");
     for (const plan::Alternatives& kernels :
-         with_mask_tiles(problem, kernels_of(plan_backward(problem, {}, deterministic)))) {
+         with_mask_tiles(problem, kernels_of(plan_backward(problem, read, deterministic)))) {
       add(name, kernels.front(), debug);
     }
   }
@@ -217,6 +222,85 @@ void add_others(const char* arch, Families& all) {
   all.add(name, plan::scan_results_spec(problem.arch), true);
 }
 
+/// Gradients of statistics, and statistics of heads and of packed batches.
+void add_statistics(const char* arch, Families& all) {
+  const std::string name = fmt::format("{} statistics", arch);
+  plan::Problem problem = problem_of(arch, DType::bf16, 128, 128, true);
+  for (const bool of_heads : {false, true}) {
+    const ColumnSums sums = of_heads ? ColumnSums::kv_heads : ColumnSums::query_heads;
+    problem.statistics = {MaxLogit::softmax, of_heads, true, sums, 16, true, true, true};
+    for (const bool deterministic : {false, true}) all.backward(name + " gradients", problem, deterministic);
+    all.backward(name + " packed gradients", packed(problem), false);
+    all.forward(name + " heads", problem);
+    all.forward(name + " packed", packed(problem));
+  }
+}
+
+/// Gradients that are not wanted, splits that are merged, places in memory, and bounds of multiprocessors.
+void add_parts(const char* arch, Families& all) {
+  const std::string name = fmt::format("{} part", arch);
+  for (const Gradients gradients : {Gradients{true, false, true}, Gradients{true, true, false}}) {
+    for (const int d : {64, 128, 256}) {
+      plan::Problem problem = problem_of(arch, DType::bf16, d, d, true);
+      problem.gradients = gradients;
+      all.backward(name, problem, false);
+      problem.b = 1;
+      problem.h_q = problem.h_kv = 2;
+      all.backward(name + " splits", problem, false, false, {"", "splits=3"});
+      all.backward(name + " splits", problem, false, false, {"sm80", "splits=3"});
+    }
+  }
+  plan::Problem problem = problem_of(arch, DType::bf16, 128, 128, false);
+  problem.accumulate = true;
+  problem.s_q = 1;
+  all.forward(name + " splits", problem, false, {"", "splits=3"});
+  plan::Variants variants = functions();
+  problem = problem_of(arch, DType::f16, 64, 64, true);
+  problem.invariance = Invariance::rows;
+  problem.variants = &variants;
+  all.forward(name + " invariance", problem);
+  variants.placed = true;
+  problem = problem_of(arch, DType::f16, 64, 64, true);
+  problem.variants = &variants;
+  problem.placed = problem.place_in_memory = problem.bounded = true;
+  problem.place = ShardPlace{.whole_b = 8, .whole_h_q = 32, .whole_s_q = 8192, .whole_s_kv = 8192};
+  all.forward(name + " in memory", problem);
+  for (const bool deterministic : {false, true}) all.backward(name + " in memory", problem, deterministic);
+  problem.variants = nullptr;
+  problem.d_qk = problem.d_v = 512;
+  all.forward(name + " wide in memory", problem);
+  problem = packed(problem_of(arch, DType::f16, 512, 512, true));
+  problem.bounded = true;
+  all.forward(name + " wide bounded", problem);
+  all.forward(name + " wide packed", packed(problem_of(arch, DType::f16, 512, 512, true)));
+  problem = packed(problem_of(arch, DType::f16, 64, 64, true));
+  problem.dropout = true;
+  all.add(name, plan::probabilities_spec(problem));
+}
+
+/// Fields of the Hopper kernels that nothing else sets.
+void add_hopper_fields(Families& all) {
+  const std::string name = "sm_90a fields";
+  plan::Problem problem = decode_of(problem_of("sm_90a", DType::bf16, 128, 128, true), 64);
+  for (const char* const text : {"own_parts=1", "split_blocks=4 splits=4"}) {
+    for (const std::int64_t b : {1, 64}) {
+      problem.b = b;
+      all.forward(name, problem, false, {"sm90", text});
+    }
+  }
+  problem = problem_of("sm_90a", DType::e4m3, 128, 128, true);
+  problem.o_dtype = DType::e4m3;
+  for (const char* const text : {"", "half_bytes=1", "polynomials=2"}) all.forward(name, problem, false, {"", text});
+  problem.key_scales = problem.value_scales = true;
+  for (const char* const text : {"shared_scales=1", "scales_of_all=1"}) all.forward(name, problem, false, {"", text});
+  problem.placed = problem.place_in_memory = problem.bounded = true;
+  problem.place = ShardPlace{.whole_b = 8, .whole_h_q = 32, .whole_s_q = 8192, .whole_s_kv = 8192};
+  all.forward(name, problem);
+  problem = packed(problem_of("sm_90a", DType::e4m3, 64, 64, true));
+  problem.bounded = true;
+  all.forward(name, problem);
+}
+
 }  // namespace
 
 std::vector<NamedSpec> family_list() {
@@ -228,6 +312,11 @@ std::vector<NamedSpec> family_list() {
     add_others(arch, all);
   }
   all.forward("fp8 debug", problem_of("sm_90a", DType::e4m3, 128, 128, true), true);
+  for (const char* const arch : {"sm_80", "sm_90a"}) {
+    add_statistics(arch, all);
+    add_parts(arch, all);
+  }
+  add_hopper_fields(all);
   return std::move(all).take();
 }
 

@@ -14,12 +14,14 @@
 #include "compile/compiler.hpp"
 #include "files.hpp"
 #include "plan/arch.hpp"
+#include "plan/catalogue.hpp"
 #include "render/source.hpp"
 #include "spec_list.hpp"
 
 // What a kernel is must not change by accident: canonical texts, rendered units and options are what the cache hashes,
 // and equal ones give equal cubins. golden/spec_digests.txt holds digests of all three for the kernels of a fixed list
-// of problems and of a pairwise cover of them. After a change that is meant, accept what is rendered now:
+// of problems, of a pairwise cover of them and, behind these, of every family. After a change that is meant, accept
+// what is rendered now:
 //
 //     FA_UPDATE_GOLDEN=1 fa_unit_render --gtest_filter='SpecDigests.*'
 //
@@ -59,14 +61,24 @@ std::filesystem::path golden_path() {
 }
 
 TEST(SpecDigests, OfTheGoldenListAndAPairwiseCoverAreTheSame) {
-  std::vector<NamedSpec> specs = golden_list();
-  const std::size_t golden_specs = specs.size();
-  for (const NamedSpec& spec : pairwise_list()) specs.push_back(spec);
-  EXPECT_GE(golden_specs, 100u);
-  EXPECT_GE(specs.size() - golden_specs, 500u);
+  std::vector<NamedSpec> specs;  // of each line; of those of options one without a name
   std::string text;
-  for (const NamedSpec& spec : specs) text += digest_line(spec) + '\n';
-  for (const char* const name : kArchs) text += options_line(name);
+  const auto add = [&](const std::vector<NamedSpec>& list) {
+    for (const NamedSpec& spec : list) {
+      specs.push_back(spec);
+      text += digest_line(spec) + '\n';
+    }
+    return list.size();
+  };
+  const auto add_options = [&](const char* arch) {
+    specs.emplace_back();
+    text += options_line(arch);
+  };
+  EXPECT_GE(add(golden_list()), 100u);
+  EXPECT_GE(add(pairwise_list()), 500u);
+  for (const char* const name : kArchs) add_options(name);
+  EXPECT_GE(add(family_list()), 200u);
+  add_options("sm_75");
   if (std::getenv("FA_UPDATE_GOLDEN") != nullptr) write_file(golden_path(), text);
   const std::vector<std::string> golden = lines_of(read_file(golden_path()));
   const std::vector<std::string> now = lines_of(text);
@@ -79,17 +91,17 @@ TEST(SpecDigests, OfTheGoldenListAndAPairwiseCoverAreTheSame) {
   }
   if (different == 0) return;
   ASSERT_LT(first, common) << golden.size() << " lines became " << now.size();
-  ASSERT_LT(first, specs.size()) << golden[first] << " became " << now[first];
+  ASSERT_FALSE(specs[first].name.empty()) << golden[first] << " became " << now[first];
   FAIL() << different << " of " << golden.size() << " lines differ, and of the first spec " << specs[first].name << ", "
          << difference(golden[first], now[first]) << "\n  was: " << golden[first] << "\n  now: " << now[first] << "\n  "
          << canonical(specs[first].spec) << "\n\n"
          << unit_of(specs[first].spec);
 }
 
-/// A cover that leaves a kernel or a field out watches nothing there.
-TEST(SpecDigests, CoverEveryKernelAndField) {
+/// Kernels, and each with what its fields are.
+std::set<std::string> words_of(const std::vector<NamedSpec>& list) {
   std::set<std::string> words;
-  for (const NamedSpec& named : pairwise_list()) {
+  for (const NamedSpec& named : list) {
     const std::string text = canonical(named.spec) + ' ';
     const std::string kernel = text.substr(0, text.find(' '));
     words.insert(kernel);
@@ -98,6 +110,27 @@ TEST(SpecDigests, CoverEveryKernelAndField) {
       if (word.find('=') != std::string::npos) words.insert(kernel + ' ' + word);
     }
   }
+  return words;
+}
+
+/// A list that leaves a kernel or a field out watches nothing there.
+TEST(SpecDigests, CoverEveryKernelAndField) {
+  std::set<std::string> all = words_of(golden_list());
+  all.merge(words_of(pairwise_list()));
+  all.merge(words_of(family_list()));
+  for (const plan::Kernel* const kernel : plan::catalogue()) {
+    EXPECT_TRUE(all.contains(std::string(kernel->name))) << kernel->name;
+    for (const plan::Field& field : kernel->fields) {
+      if (field.shown == plan::Field::Shown::derived) continue;
+      const std::string begin = fmt::format("{} {}=", kernel->name, field.name);
+      const auto first = all.lower_bound(begin);
+      EXPECT_TRUE(first != all.end() && first->starts_with(begin)) << begin;
+    }
+  }
+}
+
+TEST(SpecDigests, CoverWhatFieldsAre) {
+  const std::set<std::string> words = words_of(pairwise_list());
   const auto expect_values = [&](const std::string& kernel, const std::vector<std::string>& fields) {
     for (const std::string& field : fields) EXPECT_TRUE(words.contains(kernel + ' ' + field)) << kernel << ' ' << field;
   };

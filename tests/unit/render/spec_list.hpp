@@ -20,8 +20,8 @@ std::vector<NamedSpec> golden_list();
 /// A pairwise cover of what configurations, shapes and overrides may be.
 const std::vector<NamedSpec>& pairwise_list();
 
-/// What neither has: compute capability 7.5, 8-bit floats, caches of 8 and 4 bits and of latent rows, statistics,
-/// invariance, and debug kernels.
+/// What neither has: compute capability 7.5, 8-bit floats, caches of 8 and 4 bits and of latent rows, statistics and
+/// their gradients, invariance, debug kernels, and every field that is set in none of the others.
 std::vector<NamedSpec> family_list();
 
 }  // namespace fa::render

@@ -40,6 +40,12 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
+int count_of(const std::string& part, const std::string& text) {
+  int count = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) ++count;
+  return count;
+}
+
 std::string in_quotes(const fs::path& path) {
   return "'" + path.string() + "'";
 }
@@ -194,10 +200,12 @@ TEST_F(CliRun, WarnsOnce) {
       run("run --input " + in_quotes(in_) + " --output " + in_quotes(directory_ / "out"), "FA_LOG=loud");
   EXPECT_EQ(result.status, 0) << result.output;
   EXPECT_TRUE(contains(result.output, "FA_LOG = loud: accepted is")) << result.output;
+  EXPECT_EQ(count_of("FA_LOG = loud", result.output), 1) << result.output;
   const Result tune = run("run --device host --input " + in_quotes(in_) + " --output " + in_quotes(directory_ / "out"),
                           "FA_TUNE=maybe");
   EXPECT_EQ(tune.status, 1);
   EXPECT_TRUE(contains(tune.output, "FA_TUNE = maybe")) << tune.output;
+  EXPECT_EQ(count_of("FA_TUNE = maybe", tune.output), 1) << tune.output;
 }
 
 TEST(CliWords, BudgetsArePositive) {
