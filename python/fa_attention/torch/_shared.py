@@ -57,8 +57,8 @@ def shared_prefix_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_t
     if layout not in ("NHD", "HND"):
         raise ValueError(f"layout is {layout!r}: accepted are 'NHD' and 'HND'")
     for name, t in (("k_pages", k_pages), ("v_pages", v_pages)):
-        if isinstance(t, Tensor) and t.dtype in _cache_raw.STORED:
-            raise TypeError(f"{name} is {t.dtype}: accepted with shared prefixes is what q is, {q.dtype}, and for 8 bits "
+        if isinstance(t, Tensor) and t.dtype in _cache_raw.CACHED_CODES:
+            raise TypeError(f"{name} is {t.dtype}: accepted with shared prefixes is what q is, {q.dtype}, and for fewer bits "
                             "paged_attention")
     k, v = (t.transpose(1, 2) if layout == "NHD" else t for t in (k_pages, v_pages))
     packed = cu_seqlens_q is not None
