@@ -32,13 +32,15 @@ class Options(NamedTuple):
     numbers: tuple[str, ...] = ()
     varlen: bool = False
     page_size: int = 0
-    k_dtype: Optional[str] = None  # of a cache of 8 bits
+    k_dtype: Optional[str] = None  # of a cache of 8 or 4 bits
     v_dtype: Optional[str] = None
     accumulate: bool = False  # forward adds to what o and lse hold
     o_dtype: Optional[str] = None  # of q, k and v of 8 bits
     key_scales: bool = False
     value_scales: bool = False
     precise: bool = False
+    value_in_key: int = 0  # V is the first so many columns of K
+    group_size: int = 0  # columns with a scale and an offset, of a cache of 4 bits
 
     @property
     def reads_batch(self) -> bool:
@@ -109,11 +111,13 @@ def handle(key: HandleKey) -> capi.Attention:
         if grad and name not in in_score:
             raise ValueError(f"captures[{name!r}] requires a gradient: accepted is that of a capture of the score function; "
                              "a mask has none")
+    d_v = 0 if options.value_in_key else key.d_v
     padded = options.varlen and not options.accumulate and options.o_dtype != "float8_e4m3fn"
     return capi.Attention(
-        load(), key.d_qk, key.dtype, options.causal, key.d_v, options.scale, options.top_left, device=key.device,
+        load(), key.d_qk, key.dtype, options.causal, d_v, options.scale, options.top_left, device=key.device,
         deterministic=options.deterministic, varlen=options.varlen, zero_padding=padded, dropout=options.dropout,
         score=_function(key, options.score), mask=_function(key, options.mask), window_left=options.window_left,
         window_right=options.window_right, chunk=options.chunk, sink=key.sink, page_size=options.page_size,
         k_dtype=options.k_dtype, v_dtype=options.v_dtype, accumulate=options.accumulate, o_dtype=options.o_dtype,
-        key_scales=options.key_scales, value_scales=options.value_scales, precise=options.precise)
+        key_scales=options.key_scales, value_scales=options.value_scales, precise=options.precise,
+        value_in_key=options.value_in_key, group_size=options.group_size)

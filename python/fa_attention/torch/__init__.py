@@ -33,5 +33,6 @@ from ._sdpa import scaled_dot_product_attention
 from ._shared import SharedPrefix, shared_prefix_attention
 from ._statistics import AttentionStatistics, attention_statistics
 
-__all__ = ["Attention", "AttentionStatistics", "ContextParallel", "KVCache", "Quantized", "SharedPrefix", "accumulate", "append", "attention", "attention_statistics", "merge_states", "paged_attention", "quantize", "quantized_attention", "register_flash_attention",
-           "scaled_dot_product_attention", "shared_prefix_attention", "varlen_attention"]
+__all__ = ["Attention", "AttentionStatistics", "ContextParallel", "KVCache", "Quantized", "SharedPrefix", "accumulate", "append",
+           "attention", "attention_statistics", "merge_states", "paged_attention", "quantize", "quantized_attention",
+           "register_flash_attention", "scaled_dot_product_attention", "shared_prefix_attention", "varlen_attention"]

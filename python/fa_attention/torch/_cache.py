@@ -13,7 +13,7 @@ from ._attention import Captures, is_direct, split_captures
 from ._cache_raw import AppendCall, PagedCall
 
 
-def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Optional[Tensor], seqused_kv: Tensor, *,
+def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Optional[Tensor], block_table: Optional[Tensor], seqused_kv: Tensor, *,
                     layout: str = "NHD", cu_seqlens_q: Optional[Tensor] = None, seqused_q: Optional[Tensor] = None,
                     max_s_q: int = 0, max_s_kv: int = 0, batch_index: Optional[Tensor] = None,
                     seq_begin: Optional[Tensor] = None, causal: bool = False, scale: Optional[float] = None,
@@ -21,7 +21,7 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Op
                     score: Optional[str] = None, mask: Optional[str] = None, captures: Captures = None,
                     sink: Optional[Tensor] = None, return_lse: bool = False, k_scale: Optional[Tensor] = None,
                     v_scale: Optional[Tensor] = None, q_scale: Optional[Tensor] = None, row_bias: Optional[Tensor] = None,
-                    dtype: Optional[torch.dtype] = None, precise: bool = False) -> Any:
+                    dtype: Optional[torch.dtype] = None, precise: bool = False, value_in_key: int = 0) -> Any:
     """`attention` of requests whose keys and values are in pages, or rows of a contiguous cache: o [b, h_q, s_q, d_v], in
     the memory order of q.
 
@@ -43,6 +43,14 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Op
     multiples of 16. Then k_scale and v_scale are fp32, [pages, page_size, h_kv] or for "HND" [pages, h_kv, page_size], of any
     strides: an element stands for its value times the scale of its row. A tensor that is expanded shares scales.
 
+    Pages of torch.uint8 have two codes of 4 bits in a byte, [pages, page_size, h_kv, d / 2]. k_scale, or v_scale, is of the
+    dtype of q then, [pages, page_size, h_kv, 2 d / g], a scale and an offset in turn for each g = 32, 64 or 128 columns
+    (docs/quantized_caches.md). Head dims are multiples of g.
+
+    value_in_key: V is the first so many columns of K, as in absorbed latent attention (docs/mla.md). v_pages is None, and o has
+    so many columns, up to 512 of up to 576. k_pages are of the dtype of q; or for 512 of 576 columns torch.float8_e4m3fn rows of
+    656 bytes under a q of fp16 or bf16, which have their scales in them, so that k_scale is None.
+
     q may be of 8 bits, too, on a GPU of Hopper and on the CPU: torch.float8_e4m3fn or torch.float8_e5m2 over such pages, or
     torch.int8 over k_pages of it and v_pages of torch.float8_e4m3fn. Then scales are those of `quantized_attention`, and may be
     None: q_scale and, with torch.int8, row_bias are fp32 [b, h_q, s_q] or [b, h_q], of packed queries [h_q, total_q]; k_scale
@@ -58,7 +66,7 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Op
     """
     call = (block_table, seqused_kv, cu_seqlens_q, seqused_q, batch_index, seq_begin, max_s_q, max_s_kv)
     options = (causal, scale, window_left, window_right, chunk, score, mask)
-    last = (k_scale, v_scale, q_scale, row_bias, dtype, precise)
+    last = (k_scale, v_scale, q_scale, row_bias, dtype, precise, value_in_key)
     try:
         return _paged(q, k_pages, v_pages, layout, call, options, captures, sink, last, return_lse)
     except AttributeError:
@@ -67,7 +75,7 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Op
         raise
 
 
-def _paged(q: Tensor, k: Tensor, v: Tensor, layout: str, arrays: tuple[Any, ...], options: tuple[Any, ...],
+def _paged(q: Tensor, k: Tensor, v: Optional[Tensor], layout: str, arrays: tuple[Any, ...], options: tuple[Any, ...],
            captures: Captures, sink: Optional[Tensor], last: tuple[Any, ...], return_lse: bool) -> Any:
     """arrays: fields 2 to 9 of PagedCall; options: what `paged_options` takes; last: the last fields, from k_scale on."""
     names, tensors, scalars, values = split_captures(captures) if captures else ((), [], (), ())
@@ -91,7 +99,7 @@ def _paged(q: Tensor, k: Tensor, v: Tensor, layout: str, arrays: tuple[Any, ...]
     return (o, lse) if return_lse else o
 
 
-def append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, seqused_kv: Optional[Tensor] = None, *,
+def append(k: Tensor, v: Optional[Tensor], k_cache: Tensor, v_cache: Optional[Tensor], seqused_kv: Optional[Tensor] = None, *,
            block_table: Optional[Tensor] = None, layout: str = "NHD", cu_seqlens_k_new: Optional[Tensor] = None,
            batch_index: Optional[Tensor] = None, slots: Optional[Tensor] = None, q: Optional[Tensor] = None,
            rotary_dims: int = 0, rotary_base: float = 10000.0, rotary_interleaved: bool = False,
@@ -120,6 +128,10 @@ def append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, seqused_kv: O
     nearest. With scales_given the scales that are there are read instead, may be expanded, and greater elements become the
     greatest that there is.
 
+    Caches of torch.uint8 have 4 bits, and k_scale and v_scale are pairs of the dtype of k, as in `paged_attention`; each group
+    of a new row gets its own. A k_cache of torch.float8_e4m3fn may have latent rows of 656 bytes, of a k of 576 columns, for
+    `paged_attention` with value_in_key 512: v, v_cache and scales are None, and rotary_dims counts from column 512 on.
+
     Under torch.vmap the cache and its scales are mapped, too: ValueError where they are not. The stream is PyTorch's current one.
 
     There are no gradients: RuntimeError where an input requires one and gradients are recorded. Other errors are those of
@@ -136,8 +148,8 @@ def append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, seqused_kv: O
         raise
 
 
-def _append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Optional[Tensor], layout: str, rest: tuple[Any, ...],
-            rotary: tuple[Any, ...]) -> Optional[Tensor]:
+def _append(k: Tensor, v: Optional[Tensor], k_cache: Tensor, v_cache: Optional[Tensor], q: Optional[Tensor], layout: str,
+            rest: tuple[Any, ...], rotary: tuple[Any, ...]) -> Optional[Tensor]:
     """rest and rotary: fields of AppendCall."""
     if k.device.type not in ("cpu", "cuda") or not is_direct(k, v, k_cache, v_cache, q, *rest[:2], *rest[8:]):
         if not torch.compiler.is_compiling():
@@ -150,9 +162,9 @@ def _append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Optional[
                                                ("k_scale", rest[8]), ("v_scale", rest[9])))
     if layout not in _cache_raw.LAYOUTS:
         _cache_raw.check_layout(layout)
-    result = _cache_raw.append(_raw.readable(k), _raw.readable(v), k_cache, v_cache, _raw.readable(q) if q is not None else None,
-                               AppendCall._make([layout, *rest, *rotary]))
-    written = (k_cache, v_cache) if rotary[3] else (k_cache, v_cache, *(t for t in rest[8:] if t is not None))
+    result = _cache_raw.append(_raw.readable(k), _raw.readable(v) if v is not None else None, k_cache, v_cache,
+                               _raw.readable(q) if q is not None else None, AppendCall._make([layout, *rest, *rotary]))
+    written = [t for t in (k_cache, v_cache, *(() if rotary[3] else rest[8:])) if t is not None]
     if not any([t.is_inference() for t in written]):
         torch.autograd.graph.increment_version(written)
     return result
@@ -165,11 +177,12 @@ class KVCache(NamedTuple):
     k, v: pages as in `paged_attention`; without block_table contiguous, [rows, s_max, h_kv, d] for the layout "NHD",
     [rows, h_kv, s_max, d] for "HND". seqused_kv: int32 [b], positions of each request, the new ones of this call counted.
     batch_index, seq_begin: int32 [b], as in `paged_attention`; without block_table batch_index names rows of k and v.
-    k_scale, v_scale: of k and v of 8 bits, fp32, their shapes without the last axis, which `append` writes, too.
+    k_scale, v_scale: of k and v of 8 or 4 bits, as in `paged_attention`, which `append` writes, too. value_in_key: as there;
+    v is None then.
     """
 
     k: Tensor
-    v: Tensor
+    v: Optional[Tensor]
     seqused_kv: Tensor
     block_table: Optional[Tensor] = None
     batch_index: Optional[Tensor] = None
@@ -177,8 +190,9 @@ class KVCache(NamedTuple):
     layout: str = "NHD"
     k_scale: Optional[Tensor] = None
     v_scale: Optional[Tensor] = None
+    value_in_key: int = 0
 
-    def append(self, k: Tensor, v: Tensor, **options: Any) -> Optional[Tensor]:
+    def append(self, k: Tensor, v: Optional[Tensor] = None, **options: Any) -> Optional[Tensor]:
         """`append` of k [b, h_kv, s_new, d_qk] and v [b, h_kv, s_new, d_v] at the end of each request; options: slots, q,
         the rotary embedding's and scales_given."""
         return append(k, v, self.k, self.v, self.seqused_kv, block_table=self.block_table, batch_index=self.batch_index,
@@ -190,12 +204,13 @@ class KVCache(NamedTuple):
         if self.block_table is None and self.batch_index is None:
             k, v, k_scale, v_scale = first_rows(k, v, k_scale, v_scale, self.seqused_kv.shape[0])
         return paged_attention(q, k, v, self.block_table, self.seqused_kv, batch_index=self.batch_index,
-                               seq_begin=self.seq_begin, layout=self.layout, k_scale=k_scale, v_scale=v_scale, **options)
+                               seq_begin=self.seq_begin, layout=self.layout, k_scale=k_scale, v_scale=v_scale,
+                               value_in_key=self.value_in_key, **options)
 
 
-def first_rows(k: Tensor, v: Tensor, k_scale: Optional[Tensor], v_scale: Optional[Tensor], b: int) -> tuple[Any, ...]:
+def first_rows(k: Tensor, v: Optional[Tensor], k_scale: Optional[Tensor], v_scale: Optional[Tensor], b: int) -> tuple[Any, ...]:
     """The rows of a contiguous cache that b requests have in their order, and scales of them."""
     for name, t in (("k_cache", k), ("v_cache", v)):
-        if t.shape[0] < b:
+        if t is not None and t.shape[0] < b:
             raise ValueError(f"{name} has {t.shape[0]} rows: accepted without batch_index are {b} and more, the b of q")
     return tuple(t[:b] if t is not None and t.shape[0] > b else t for t in (k, v, k_scale, v_scale))

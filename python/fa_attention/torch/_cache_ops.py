@@ -15,13 +15,13 @@ from . import _cache_raw, _raw
 from ._cache_raw import AppendCall, PagedCall
 from ._ops import library, select
 
-_FORWARD = ("paged_forward(Tensor q, Tensor k_pages, Tensor v_pages, Tensor? sink, Tensor[] captures, Tensor? block_table, "
+_FORWARD = ("paged_forward(Tensor q, Tensor k_pages, Tensor? v_pages, Tensor? sink, Tensor[] captures, Tensor? block_table, "
             "Tensor seqused_kv, Tensor? cu_seqlens_q, Tensor? seqused_q, Tensor? batch_index, Tensor? seq_begin, SymInt max_s_q, "
             "SymInt max_s_kv, float[] numbers, str layout, bool causal, float? scale, SymInt? window_left, "
             "SymInt? window_right, SymInt chunk, str? score, str? mask, str[] tensor_names, str[] number_names, "
             "Tensor? k_scale=None, Tensor? v_scale=None, Tensor? q_scale=None, Tensor? row_bias=None, ScalarType? dtype=None, "
-            "bool precise=False) -> (Tensor o, Tensor lse)")
-_APPEND = ("append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? q, Tensor? block_table, "
+            "bool precise=False, SymInt value_in_key=0) -> (Tensor o, Tensor lse)")
+_APPEND = ("append(Tensor k, Tensor? v, Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor? q, Tensor? block_table, "
            "Tensor? seqused_kv, Tensor? cu_seqlens_k_new, Tensor? batch_index, Tensor? slots, Tensor? rotary_cos, "
            "Tensor? rotary_sin, Tensor? positions, str layout, SymInt rotary_dims, float rotary_base, bool rotary_interleaved, "
            "Tensor(c!)? k_scale=None, Tensor(d!)? v_scale=None, Tensor? k_scale_given=None, Tensor? v_scale_given=None) "
@@ -48,8 +48,8 @@ def _padded(arguments: Sequence[Any], count: int) -> Sequence[Any]:
 
 def _last(arguments: Sequence[Any]) -> Sequence[Any]:
     """The last fields of PagedCall, of which an operator's call may leave some out."""
-    *given, precise = _padded(arguments, 6)
-    return [*given, bool(precise)]
+    *given, precise, value_in_key = _padded(arguments, 7)
+    return [*given, bool(precise), value_in_key or 0]
 
 
 def _paged_call(rest: Sequence[Any]) -> PagedCall:
@@ -70,7 +70,7 @@ def _append_call(rest: Sequence[Any]) -> AppendCall:
     return AppendCall._make([rest[8], *rest[:8], *scales, *rest[9:12], given])
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor],
+def _forward(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tensor], captures: Sequence[Tensor],
              *rest: Any) -> tuple[Tensor, Tensor]:
     _cache_raw.check_layout(rest[9])
     o, lse = _cache_raw.forward(_raw.readable(q), k, v, sink, captures, _paged_call(rest))
@@ -78,7 +78,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: 
     return o, lse
 
 
-def _forward_fake(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor],
+def _forward_fake(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tensor], captures: Sequence[Tensor],
                   *rest: Any) -> tuple[Tensor, Tensor]:
     _options.check_names(rest[15], rest[16], (*rest[17], *rest[18]))
     fixed = _options.Options(varlen=rest[2] is not None, tensors=tuple(rest[17]))
@@ -86,20 +86,22 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captu
     _cache_raw.check_kinds(q, k, v, sink, captures, call)
     q = _raw.readable(q)
     packed = q.dim() == 3
-    o = _raw.like(q, q.shape[1], q.shape[0 if packed else 2], v.shape[-1], _cache_raw.result_dtype(q, call))
+    o = _raw.like(q, q.shape[1], q.shape[0 if packed else 2], _cache_raw.d_v_of(v, call), _cache_raw.result_dtype(q, call))
     shape = (q.shape[1], q.shape[0]) if packed else (q.shape[0], q.shape[1], q.shape[2])
     return o, q.new_empty(shape, dtype=_raw.lse_dtype(q.dtype))
 
 
-def _append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Optional[Tensor], *rest: Any) -> Tensor:
+def _append(k: Tensor, v: Optional[Tensor], k_cache: Tensor, v_cache: Optional[Tensor], q: Optional[Tensor],
+            *rest: Any) -> Tensor:
     q = _raw.readable(q) if q is not None else None
     call = _append_call(rest)
     _cache_raw.check_layout(call.layout)
-    q_out = _cache_raw.append(_raw.readable(k), _raw.readable(v), k_cache, v_cache, q, call)
+    q_out = _cache_raw.append(_raw.readable(k), _raw.readable(v) if v is not None else None, k_cache, v_cache, q, call)
     return q_out if q_out is not None else k.new_empty((0,))
 
 
-def _append_fake(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Optional[Tensor], *rest: Any) -> Tensor:
+def _append_fake(k: Tensor, v: Optional[Tensor], k_cache: Tensor, v_cache: Optional[Tensor], q: Optional[Tensor],
+                 *rest: Any) -> Tensor:
     _cache_raw.check_append_kinds(k, v, k_cache, v_cache, q, _append_call(rest))
     return _cache_raw.q_like(_raw.readable(q)) if q is not None else k.new_empty((0,))
 
@@ -144,7 +146,7 @@ def _named(names: Sequence[str], arguments: Sequence[Any]) -> Iterable[tuple[str
 def _count_version(keys: Any, *arguments: Any) -> Any:
     """What autograd saved of a cache is told that it changed."""
     scales = arguments[_WRITTEN_SCALES:_WRITTEN_SCALES + 2]
-    torch.autograd.graph.increment_version((*arguments[2:4], *(t for t in scales if t is not None)))
+    torch.autograd.graph.increment_version([t for t in (*arguments[2:4], *scales) if t is not None])
     with torch._C._AutoDispatchBelowADInplaceOrView():
         return append_op.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *arguments)
 

@@ -18,7 +18,9 @@ from ._raw import CAPTURE_DTYPES, CODED_RESULTS, CODES, DTYPES
 
 LAYOUTS = {"NHD": "[pages, page_size, h_kv, d]", "HND": "[pages, h_kv, page_size, d]"}
 STORED = {torch.float8_e4m3fn: "float8_e4m3fn", torch.int8: "int8"}  # of a cache, with a scale a row
-_CACHED = {**DTYPES, **CODES}
+CACHED_CODES = {**STORED, torch.uint8: "uint8"}  # with two codes of 4 bits in a byte, and pairs of a scale and an offset
+LATENT = (576, 512, 656)  # columns of k, those that are v too, and bytes of a row of torch.float8_e4m3fn
+_CACHED = {**DTYPES, **CODES, **CACHED_CODES}
 _QUERY_NAMES = {**DTYPES, **CODES}
 _QUERIES = (torch.float16, torch.bfloat16)  # over these
 _MOST_PLANS = 1024
@@ -45,6 +47,7 @@ class PagedCall(NamedTuple):
     row_bias: Optional[Tensor] = None
     dtype: Optional[torch.dtype] = None  # of o
     precise: bool = False
+    value_in_key: int = 0
 
     def arrays(self) -> tuple[Optional[Tensor], ...]:
         return self[2:8]
@@ -96,8 +99,8 @@ def _scale_specs(call: Any) -> list[tuple[str, Spec]]:
         if t is not None and t.dim() == 2:
             result.append((name, _raw.spec(t)))
         elif t is not None:
-            axes = (0, 2, 1) if call.layout == "NHD" else (0, 1, 2)
-            result.append((name, Spec("float32", tuple(t.shape[n] for n in axes), tuple(t.stride(n) for n in axes))))
+            axes = [0, 2, 1, 3][:t.dim()] if call.layout == "NHD" else range(t.dim())
+            result.append((name, Spec(DTYPES[t.dtype], tuple(t.shape[n] for n in axes), tuple(t.stride(n) for n in axes))))
     return result
 
 
@@ -105,10 +108,10 @@ def _of_rows(t: Optional[Tensor]) -> bool:
     return t is not None and t.dim() == 3
 
 
-def _kinds(q: Tensor, k: Tensor, v: Tensor, call: PagedCall) -> dict[str, Any]:
+def _kinds(q: Tensor, k: Tensor, v: Optional[Tensor], call: PagedCall) -> dict[str, Any]:
     """The options that dtypes fix."""
     if q.dtype not in CODES:
-        return _stored(k, v)
+        return {**_stored(q, k, v, call), "value_in_key": call.value_in_key}
     return {"key_scales": _of_rows(call.k_scale), "value_scales": _of_rows(call.v_scale), "precise": call.precise,
             "o_dtype": CODED_RESULTS[result_dtype(q, call)]}
 
@@ -118,8 +121,27 @@ def result_dtype(q: Tensor, call: PagedCall) -> torch.dtype:
     return q.dtype if q.dtype not in CODES else torch.bfloat16 if call.dtype is None else call.dtype
 
 
-def _stored(k: Tensor, v: Tensor) -> dict[str, Any]:
-    return {"k_dtype": STORED.get(k.dtype), "v_dtype": STORED.get(v.dtype)}
+def _columns(cache: Tensor) -> Any:
+    """The head dim of a cache."""
+    return cache.shape[-1] * 2 if cache.dtype == torch.uint8 else cache.shape[-1]
+
+
+def d_v_of(v: Optional[Tensor], call: PagedCall) -> Any:
+    return call.value_in_key if v is None else _columns(v)
+
+
+def _group_size(d_qk: int, k: Tensor, v: Optional[Tensor], call: Any) -> int:
+    """What the pairs of a cache of 4 bits say; 0 of others."""
+    for cache, d, pairs in ((k, d_qk, call.k_scale), (v, 0 if v is None else _columns(v), call.v_scale)):
+        if cache is not None and cache.dtype == torch.uint8 and pairs.shape[-1] > 0:
+            return int(2 * d // pairs.shape[-1])
+    return 0
+
+
+def _stored(q: Tensor, k: Tensor, v: Optional[Tensor], call: Any) -> dict[str, Any]:
+    """q: of the head dim of k."""
+    return {"k_dtype": CACHED_CODES.get(k.dtype), "v_dtype": None if v is None else CACHED_CODES.get(v.dtype),
+            "group_size": _group_size(q.shape[-1], k, v, call)}
 
 
 def _handle(q: Tensor, d_v: int, options: Options, sink: bool, captures: Sequence[Tensor]) -> Any:
@@ -132,13 +154,13 @@ def _handle(q: Tensor, d_v: int, options: Options, sink: bool, captures: Sequenc
 class PagedPlan:
     """All that is known about the forwards of one layout."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor],
+    def __init__(self, q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tensor], captures: Sequence[Tensor],
                  call: PagedCall) -> None:
-        self.k, self.v = _cache_spec(k, call.layout), _cache_spec(v, call.layout)
+        self.k, d_v = _cache_spec(k, call.layout), d_v_of(v, call)
         table, page_size, h_kv = call.block_table, self.k.shape[2], self.k.shape[1]
         options = self.options = call.options._replace(page_size=page_size if table is not None else _abi.CONTIGUOUS,
                                                        **_kinds(q, k, v, call))
-        self.attention = _handle(q, v.shape[-1], options, sink is not None, captures)
+        self.attention = _handle(q, d_v, options, sink is not None, captures)
         self.index, self.device = q.device.index or 0 if q.is_cuda else -1, q.device
         self.b = b = call.seqused_kv.shape[0] if options.varlen else q.shape[0]
         longest = min((table.shape[1] if table is not None else 1) * page_size, _MOST_POSITIONS)
@@ -152,9 +174,9 @@ class PagedPlan:
             self.sizes = (b, heads, h_kv, rows, longest)
             lse_shape = (b, heads, rows)
         meta = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device="meta")
-        self.o = _raw.output_of(_raw.like(meta, heads, rows, v.shape[-1], result_dtype(q, call)))
+        self.o = _raw.output_of(_raw.like(meta, heads, rows, d_v, result_dtype(q, call)))
         self.lse = _raw.dense(lse_shape, _raw.lse_dtype(q.dtype))
-        self.read = [("q", _raw.spec(q)), ("k", self.k), ("v", self.v)]
+        self.read = [("q", _raw.spec(q)), ("k", self.k)] + ([("v", _cache_spec(v, call.layout))] if v is not None else [])
         self.read += [(name, _raw.spec(t)) for name, t in (("q_scale", call.q_scale), ("row_bias", call.row_bias)) if t is not None]
         self.read += _scale_specs(call) + ([("sink", _raw.spec(sink))] if sink is not None else [])
         self.read += [("block_table", _raw.spec(table))] if table is not None else []
@@ -174,12 +196,16 @@ class PagedPlan:
 class AppendPlan:
     """All that is known about the appends of one layout."""
 
-    def __init__(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Optional[Tensor], call: AppendCall) -> None:
-        caches = [("k_cache", _cache_spec(k_cache, call.layout)), ("v_cache", _cache_spec(v_cache, call.layout))]
-        options = Options(page_size=caches[0][1].shape[2] if call.block_table is not None else 0, **_stored(k_cache, v_cache))
-        self.attention = _handle(k, v.shape[-1], options, False, ())
+    def __init__(self, k: Tensor, v: Optional[Tensor], k_cache: Tensor, v_cache: Optional[Tensor], q: Optional[Tensor],
+                 call: AppendCall) -> None:
+        caches = [("k_cache", _cache_spec(k_cache, call.layout))]
+        caches += [("v_cache", _cache_spec(v_cache, call.layout))] if v_cache is not None else []
+        contiguous = _abi.CONTIGUOUS if v is None else 0
+        options = Options(page_size=caches[0][1].shape[2] if call.block_table is not None else contiguous,
+                          value_in_key=LATENT[1] if v is None else 0, **_stored(k, k_cache, v_cache, call))
+        self.attention = _handle(k, v.shape[-1] if v is not None else LATENT[1], options, False, ())
         self.index, self.device = k.device.index or 0 if k.is_cuda else -1, k.device
-        tensors = [("k", _raw.spec(k)), ("v", _raw.spec(v)), *caches, *_scale_specs(call)]
+        tensors = [("k", _raw.spec(k)), *([("v", _raw.spec(v))] if v is not None else []), *caches, *_scale_specs(call)]
         self.q_out: Optional[_raw.Output] = None
         if q is not None:
             meta = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device="meta")
@@ -231,11 +257,11 @@ def _launch(plan: PagedPlan, prepared: PreparedCall, addresses: list[int], call:
              (address(call.batch_index), address(call.seq_begin)))
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor], call: PagedCall,
+def forward(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tensor], captures: Sequence[Tensor], call: PagedCall,
             want_lse: bool = True) -> tuple[Tensor, Optional[Tensor]]:
     """o and lse. q is `readable`."""
     key = (call.options, call.layout, call.max_s_q, call.max_s_kv, _facts(q), _facts(k), _facts(v), _facts(sink),
-           *map(_facts, call.arrays()), call.dtype, call.precise, *map(_facts, call[11:15]), *map(_facts, captures))
+           *map(_facts, call.arrays()), *call[15:], *map(_facts, call[11:15]), *map(_facts, captures))
     plan: Optional[PagedPlan] = _plans.get(key)
     if plan is None:
         check_forward(q, k, v, sink, captures, call)
@@ -246,7 +272,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: S
     padded = dtype == torch.float8_e4m3fn and call.options.varlen  # else the library does it, of rows of no request
     if padded:
         o.view(torch.uint8).zero_()
-    addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr()]
+    addresses = [t.data_ptr() for t in (q, k, v) if t is not None]
     beside = (call.q_scale, call.row_bias, call.k_scale, call.v_scale, sink, call.block_table)
     addresses += [t.data_ptr() for t in beside if t is not None]
     addresses.append(o.data_ptr())
@@ -262,7 +288,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: S
     return o, lse
 
 
-def append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Optional[Tensor], call: AppendCall) -> Optional[Tensor]:
+def append(k: Tensor, v: Optional[Tensor], k_cache: Tensor, v_cache: Optional[Tensor], q: Optional[Tensor],
+           call: AppendCall) -> Optional[Tensor]:
     """The turned q, or None. k, v and q are `readable`."""
     key = ("append", call.layout, call[11:], _facts(k), _facts(v), _facts(k_cache), _facts(v_cache), _facts(q),
            *map(_facts, call[1:11]))
@@ -271,7 +298,7 @@ def append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Optional[T
         check_append(k, v, k_cache, v_cache, q, call)
         plan = AppendPlan(k, v, k_cache, v_cache, q, call)
         _keep(key, plan)
-    addresses = [k.data_ptr(), v.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()]
+    addresses = [t.data_ptr() for t in (k, v, k_cache, v_cache) if t is not None]
     addresses += [t.data_ptr() for t in (call.k_scale, call.v_scale) if t is not None]
     q_out = None
     if q is not None:
@@ -308,7 +335,7 @@ def _check_main(name: str, t: Any, axes: Sequence[str], like: Optional[Tensor] =
 
 def _check_cache(name: str, t: Any, layout: str, like: Tensor, of: str) -> None:
     _check_kind(name, t)
-    if t.dtype not in STORED:
+    if t.dtype not in CACHED_CODES:
         _check_main(name, t, (LAYOUTS[layout],), like, of)
     elif t.dim() != 4:
         raise ValueError(f"{name} has shape {list(t.shape)}: accepted is {LAYOUTS[layout]}")
@@ -339,26 +366,28 @@ def _check_count(name: str, t: Optional[Tensor], count: Any, why: str) -> None:
         raise ValueError(f"{name} has {t.shape[0]} elements: accepted are {count}, {why}")
 
 
-def _check_scales(k: Tensor, v: Tensor, names: Sequence[str], call: Any, like: Tensor, of: str) -> None:
+def _check_scales(k: Tensor, v: Optional[Tensor], names: Sequence[str], call: Any, like: Tensor, of: str) -> None:
     """Of the caches `names`: scales where these have 8 bits, and none where they have not."""
     for name, scale, cache, t in (("k_scale", call.k_scale, names[0], k), ("v_scale", call.v_scale, names[1], v)):
-        accepted = f"torch.float32 {LAYOUTS[call.layout][:-4]}], the rows of {cache}"
-        if t.dtype not in STORED:
+        dtype, axes = (like.dtype, 4) if t is not None and t.dtype == torch.uint8 else (torch.float32, 3)
+        accepted = f"{dtype} {LAYOUTS[call.layout][:-4]}{', pairs' if axes == 4 else ''}], the rows of {cache}"
+        if t is None or t.dtype not in CACHED_CODES or v is None:
             if scale is not None:
-                raise ValueError(f"{name} is given: accepted is None with {cache} of {t.dtype}")
+                raise ValueError(f"{name} is given: accepted is None with {cache} of {'None' if t is None else t.dtype}"
+                                 f"{', which has its scales in its rows' if t is not None and t.dtype in STORED else ''}")
             continue
         if scale is None:
             raise TypeError(f"{name} is None: accepted with {cache} of {t.dtype} is a torch.Tensor, {accepted}")
         _check_kind(name, scale, like, of)
-        if scale.dtype != torch.float32:
+        if scale.dtype != dtype:
             raise TypeError(f"{name} is {scale.dtype}: accepted is {accepted}")
-        if scale.dim() != 3:
+        if scale.dim() != axes:
             raise ValueError(f"{name} has shape {list(scale.shape)}: accepted is {accepted}")
 
 
-def _check_scale_shapes(k: Tensor, v: Tensor, names: Sequence[str], call: Any) -> None:
+def _check_scale_shapes(k: Tensor, v: Optional[Tensor], names: Sequence[str], call: Any) -> None:
     for name, scale, cache, t in (("k_scale", call.k_scale, names[0], k), ("v_scale", call.v_scale, names[1], v)):
-        if scale is not None and scale.dim() == 3 and scale.shape != t.shape[:-1]:
+        if scale is not None and t is not None and scale.dim() > 2 and scale.shape[:3] != t.shape[:-1]:
             raise ValueError(f"{name} has shape {list(scale.shape)}: accepted is {list(t.shape[:-1])}, the rows of {cache}")
 
 
@@ -391,17 +420,29 @@ def check_layout(layout: Any) -> None:
         raise ValueError(f"layout is {layout!r}: accepted are {', '.join(f'{name} {axes}' for name, axes in LAYOUTS.items())}")
 
 
-def check_kinds(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor], call: PagedCall) -> None:
+def _check_values(v: Optional[Tensor], call: PagedCall, q: Tensor) -> None:
+    """That V is a tensor, or the first columns of K."""
+    if (v is None) != (call.value_in_key != 0):
+        raise ValueError(f"v_pages is {'None' if v is None else 'given'} and value_in_key {call.value_in_key}: accepted are a "
+                         "torch.Tensor with value_in_key 0, and None with the columns of K that are V")
+    if v is not None:
+        _check_cache("v_pages", v, call.layout, q, "q")
+
+
+def check_kinds(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tensor], captures: Sequence[Tensor],
+                call: PagedCall) -> None:
     """Of a forward: TypeError and ValueError for what needs no sizes."""
     check_layout(call.layout)
     packed = call.options.varlen
     axes = ("[total_q, h_q, d_qk] with cu_seqlens_q",) if packed else ("[b, h_q, s_q, d_qk]",)
     if isinstance(q, Tensor) and q.dtype in CODES:
+        if v is None or call.value_in_key:
+            raise ValueError(f"value_in_key is {call.value_in_key}: accepted with q of {q.dtype} are 0 and a v_pages")
         _check_coded(q, k, v, axes[0], call)
     else:
         _check_main("q", q, axes)
         _check_cache("k_pages", k, call.layout, q, "q")
-        _check_cache("v_pages", v, call.layout, q, "q")
+        _check_values(v, call, q)
         _check_scales(k, v, _PAGES, call, q, "q")
         for name, given in (("q_scale", call.q_scale), ("row_bias", call.row_bias), ("dtype", call.dtype),
                             ("precise", call.precise or None)):
@@ -424,11 +465,11 @@ def check_kinds(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], capture
             raise ValueError(f"{name} has shape {list(t.shape)}: accepted are at most 4 axes")
 
 
-def check_forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor],
+def check_forward(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tensor], captures: Sequence[Tensor],
                   call: PagedCall) -> None:
     """TypeError and ValueError for what the library cannot see, or relies on."""
     check_kinds(q, k, v, sink, captures, call)
-    if k.shape[:-1] != v.shape[:-1]:
+    if v is not None and k.shape[:-1] != v.shape[:-1]:
         raise ValueError(f"v_pages has shape {list(v.shape)}: accepted is that of k_pages, {list(k.shape)}, but for d_v")
     _check_scale_shapes(k, v, _PAGES, call)
     if call.block_table is not None and k.shape[1 if call.layout == "NHD" else 2] == 0:
@@ -448,15 +489,31 @@ _NEW = ("[b, h_kv, s_new, d]", "[total_new, h_kv, d] with cu_seqlens_k_new")
 _WIDE = (torch.int32, torch.int64)
 
 
-def check_append_kinds(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Optional[Tensor], call: AppendCall) -> None:
+def _check_new_values(k: Tensor, v: Optional[Tensor], k_cache: Tensor, v_cache: Optional[Tensor], call: AppendCall) -> None:
+    """That there is a v, or that rows of the cache have it."""
+    latent = isinstance(k_cache, Tensor) and k_cache.dtype == torch.float8_e4m3fn and k_cache.shape[-1] == LATENT[2]
+    if latent and v is None and v_cache is None:
+        if k.shape[-1] != LATENT[0]:
+            raise ValueError(f"k has shape {list(k.shape)}: accepted for rows of {LATENT[2]} bytes are {LATENT[0]} columns")
+        return
+    for name, t in (("v", v), ("v_cache", v_cache)):
+        if t is None:
+            raise TypeError(f"{name} is None: accepted is a torch.Tensor; for None k_cache has rows of {LATENT[2]} bytes, of "
+                            "torch.float8_e4m3fn, and v and v_cache are None")
+    assert v is not None and v_cache is not None
+    _check_main("v", v, (_NEW[4 - k.dim()],), k, "k")
+    _check_cache("v_cache", v_cache, call.layout, k, "k")
+
+
+def check_append_kinds(k: Tensor, v: Optional[Tensor], k_cache: Tensor, v_cache: Optional[Tensor], q: Optional[Tensor],
+                       call: AppendCall) -> None:
     """Of an append: TypeError and ValueError for what needs no sizes."""
     check_layout(call.layout)
     _check_main("k", k, _NEW)
-    _check_main("v", v, (_NEW[4 - k.dim()],), k, "k")
     _check_cache("k_cache", k_cache, call.layout, k, "k")
-    _check_cache("v_cache", v_cache, call.layout, k, "k")
+    _check_new_values(k, v, k_cache, v_cache, call)
     _check_scales(k_cache, v_cache, _CACHES, call, k, "k")
-    if call.scales_given and call.k_scale is None and call.v_scale is None:
+    if call.scales_given and call.k_scale is None and call.v_scale is None and v is not None:
         raise ValueError("scales_given is True: accepted is False without a cache of 8 bits")
     if k.device.type not in ("cpu", "cuda", "meta"):
         raise ValueError(f"k is on {k.device}: accepted are cpu and cuda")
@@ -486,7 +543,8 @@ def check_append_kinds(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q
         _check_kind(name, t, k, "k")
 
 
-def check_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, q: Optional[Tensor], call: AppendCall) -> None:
+def check_append(k: Tensor, v: Optional[Tensor], k_cache: Tensor, v_cache: Optional[Tensor], q: Optional[Tensor],
+                 call: AppendCall) -> None:
     """TypeError and ValueError for what the library cannot see, or relies on."""
     check_append_kinds(k, v, k_cache, v_cache, q, call)
     _check_scale_shapes(k_cache, v_cache, _CACHES, call)

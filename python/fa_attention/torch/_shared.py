@@ -63,8 +63,8 @@ def shared_prefix_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_t
     if not isinstance(q, Tensor):
         raise TypeError(f"q is a {type_name(q)}: accepted is a torch.Tensor")
     for name, t in (("k_pages", k_pages), ("v_pages", v_pages)):
-        if isinstance(t, Tensor) and t.dtype in _cache_raw.STORED:
-            raise TypeError(f"{name} is {t.dtype}: accepted with shared prefixes is what q is, {q.dtype}, and for 8 bits "
+        if isinstance(t, Tensor) and t.dtype in _cache_raw.CACHED_CODES:
+            raise TypeError(f"{name} is {t.dtype}: accepted with shared prefixes is what q is, {q.dtype}, and for fewer bits "
                             "paged_attention")
     if not isinstance(block_table, Tensor):
         raise TypeError(f"block_table is a {type_name(block_table)}: accepted is a torch.Tensor of torch.int32")
