@@ -198,6 +198,33 @@ TEST(SharedPrefixCalls, OfStoredCachesNeedTheirScales) {
   });
 }
 
+// What a server of drafts asks for: trees behind a shared prompt, over stored pages or latent rows.
+TEST(SharedPrefixCalls, OfDraftsOverStoredPages) {
+  for (const bool latent : {false, true}) {
+    SharedCase c = two_levels();
+    c.attention.dtype = DType::bf16;
+    c.attention.causal = false;
+    c.rows = {5, 5, 5, 5, 5};
+    c.keys = {5, 9, 7, 6, 8};
+    c.mask = functions::tree();
+    c.k_dtype = DType::e4m3;
+    if (latent) {
+      c.attention.h_kv = 1;
+      c.attention.d_qk = 576;
+      c.attention.d_v = 512;
+      c.value_in_key = true;
+    } else {
+      c.attention.d_v = 32;
+      c.v_dtype = DType::u4x2;
+      c.group_size = 32;
+    }
+    Shared shared(c);
+    EXPECT_EQ(shared.data.k.view().shape[3], latent ? 656 : 16);
+    shared.run(shared.inputs());
+    shared.expect_right();
+  }
+}
+
 TEST(SharedPrefixCalls, NeedNoLse) {
   Shared shared(two_levels());
   shared.run(shared.inputs());
