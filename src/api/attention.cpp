@@ -89,7 +89,7 @@ std::size_t Attention::workspace_size(const AttentionShape& shape) const {
 
 void Attention::prepare(const AttentionShape& shape, std::span<const SharedPrefixShape> prefixes) const {
   if (prefixes.empty()) return prepare(shape);
-  impl_->shared().prepare(shape, prefixes);
+  impl_->prepare_shared(shape, prefixes);
 }
 
 std::size_t Attention::workspace_size(const AttentionShape& shape, std::span<const SharedPrefixShape> prefixes) const {

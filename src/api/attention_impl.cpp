@@ -14,6 +14,7 @@
 #include "api/scratch.hpp"
 #include "api/validate.hpp"
 #include "plan/arch.hpp"
+#include "reference/packed.hpp"
 #include "support/text.hpp"
 
 namespace fa {
@@ -159,7 +160,12 @@ void Attention::Impl::forward_shared(const ForwardInputs& inputs, const ForwardO
   const std::size_t partial = prefixes.partial_bytes(call);
   if (host_) {
     std::vector<std::byte> memory(partial);
-    return prefixes.run(call, memory.data(), {}, stream);
+    prefixes.run(call, memory.data(), {}, stream);
+    if (!config_.zero_padding) return;
+    reference::ForwardArgs written;
+    written.o = call.rows.o;
+    written.lse = call.rows.lse;
+    return reference::clear_padding(written, call.own.sequences);
   }
   const driver::ContextScope scope(context_->context());
   if (workspace.data != nullptr) prefixes.check_workspace(call, workspace.size);
@@ -167,7 +173,19 @@ void Attention::Impl::forward_shared(const ForwardInputs& inputs, const ForwardO
   auto* const data = static_cast<std::byte*>(scratch.data());
   const Workspace rest = workspace.data == nullptr ? Workspace{} : Workspace{data + partial, workspace.size - partial};
   prefixes.run(call, data, rest, stream);
+  if (call.own.sequences.seqused_q != nullptr) {  // levels have whole groups: rows behind the used ones too
+    packed_->clear(call.rows.o, call.own.sequences, call.shape, false, 0, stream);
+    packed_->clear(call.rows.lse, call.own.sequences, call.shape, false, -std::numeric_limits<float>::infinity(),
+                   stream);
+  }
   scratch.release();
+}
+
+void Attention::Impl::prepare_shared(const AttentionShape& shape, std::span<const SharedPrefixShape> prefixes) {
+  shared().prepare(shape, prefixes);
+  if (host_) return;
+  const driver::ContextScope scope(context_->context());
+  packed_->prepare();
 }
 
 const api::SharedPrefixes& Attention::Impl::shared() {

@@ -42,6 +42,7 @@ class Attention::Impl {
   /// Made when it is first asked for. Not by std::call_once: what cannot be made throws, and an exception does not pass
   /// through pthread_once in a program that has its own libgcc.
   const api::SharedPrefixes& shared();
+  void prepare_shared(const AttentionShape& shape, std::span<const SharedPrefixShape> prefixes);
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream, Workspace workspace);
   bool knows(const ForwardInputs& inputs, const ForwardOutputs& outputs) {
     return known_forward_ && known_forward_->knows(inputs, outputs);

@@ -313,6 +313,7 @@ SharedPrefixes::Call SharedPrefixes::check(const ForwardInputs& inputs, const Fo
   api::check_disjoint(call.own, outputs, workspace);
   call.shape = own.shape;
   call.out = outputs;
+  call.rows = {own.o, own.lse};
   if (!config_.varlen) {
     call.own.q = own.q;
     call.out = {own.o, own.lse};

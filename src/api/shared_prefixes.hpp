@@ -25,6 +25,7 @@ class SharedPrefixes {
   struct Call {
     ForwardInputs own;  ///< without prefixes
     ForwardOutputs out;
+    AttentionState rows;  ///< the same outputs, of rank 4 and 3
     std::array<ForwardInputs, SharedPrefix::kMaxLevels> levels;
     std::array<SharedPrefixShape, SharedPrefix::kMaxLevels> shapes;
     std::size_t count = 0;

@@ -99,6 +99,37 @@ TEST_F(SharedLaunches, OfManyRowsTakeTheCopyEngine) {
             (std::vector<std::string>{"fa_schedule", "fa_sm80_forward", "fa_sm90_forward", "fa_merge_states"}));
 }
 
+/// Levels have whole groups: what they leave in rows behind the used ones is cleared behind the merge.
+TEST_F(SharedLaunches, ClearRowsBehindTheUsedOnes) {
+  config_.varlen = config_.zero_padding = true;
+  const Attention attention = Attention::create(config_);
+  const std::vector<SharedPrefix> levels{level(10, 1, true)};
+  ForwardInputs in = inputs(1);
+  in.q = TensorView(at(1), DType::bf16, {kRequests, kHeads, kDim});
+  in.sequences.b = kRequests;
+  in.sequences.cu_seqlens_q = ints(8);
+  in.sequences.max_s_q = 1;
+  in.prefixes = levels;
+  const AttentionShape shape{
+      .b = kRequests, .h_q = kHeads, .h_kv = kKvHeads, .s_q = 1, .s_kv = kMaxPages * kPage, .total_q = kRequests};
+  const std::vector<SharedPrefixShape> shapes{{1, 0, kMaxPages * kPage, false}};
+  attention.prepare(shape, shapes);
+  const std::uint64_t compiles = attention.cache_counters().compiles;
+  const ForwardOutputs out{TensorView(at(7), DType::bf16, {kRequests, kHeads, kDim}),
+                           TensorView(at(9), DType::f32, {kHeads, kRequests})};
+  launches_().clear();
+  attention.forward(in, out);
+  EXPECT_EQ(kernels().back(), "fa_merge_states");
+  in.sequences.seqused_q = ints(30);
+  launches_().clear();
+  attention.forward(in, out);
+  const std::vector<std::string> all = kernels();
+  ASSERT_GT(all.size(), 3U);
+  EXPECT_EQ(std::vector(all.end() - 3, all.end()),
+            (std::vector<std::string>{"fa_merge_states", "fa_clear_padding", "fa_clear_padding"}));
+  EXPECT_EQ(attention.cache_counters().compiles, compiles);
+}
+
 /// Scales are of pages: levels read those of the requests' own keys. Only the sm80 family reads such pages.
 TEST_F(SharedLaunches, OfStoredPagesTakeTheirScales) {
   config_.k_dtype = DType::e4m3;

@@ -198,6 +198,55 @@ TEST(SharedPrefixCalls, OfStoredCachesNeedTheirScales) {
   });
 }
 
+// What a server of drafts asks for: trees behind a shared prompt, over stored pages or latent rows.
+TEST(SharedPrefixCalls, OfDraftsOverStoredPages) {
+  for (const bool latent : {false, true}) {
+    SharedCase c = two_levels();
+    c.attention.dtype = DType::bf16;
+    c.attention.causal = false;
+    c.rows = {5, 5, 5, 5, 5};
+    c.keys = {5, 9, 7, 6, 8};
+    c.mask = functions::tree();
+    c.k_dtype = DType::e4m3;
+    if (latent) {
+      c.attention.h_kv = 1;
+      c.attention.d_qk = 576;
+      c.attention.d_v = 512;
+      c.value_in_key = true;
+    } else {
+      c.attention.d_v = 32;
+      c.v_dtype = DType::u4x2;
+      c.group_size = 32;
+    }
+    Shared shared(c);
+    EXPECT_EQ(shared.data.k.view().shape[3], latent ? 656 : 16);
+    shared.run(shared.inputs());
+    shared.expect_right();
+  }
+}
+
+// Levels see whole groups: what they make of rows behind the used ones is no part of the answer.
+TEST(SharedPrefixCalls, ClearRowsBehindTheUsedOnes) {
+  SharedCase c = two_levels();
+  c.packed = c.zero_padding = true;
+  Shared shared(c);
+  ForwardInputs in = shared.inputs();
+  const std::vector<std::int32_t> used{1, 2, 0, 2, 1};
+  in.sequences.seqused_q = used.data();
+  shared.run(in);
+  for (std::size_t i = 0; i < used.size(); ++i) {
+    for (std::int64_t row = shared.data.cu_q[i]; row < shared.data.cu_q[i + 1]; ++row) {
+      const bool is_used = row < shared.data.cu_q[i] + used[i];
+      for (std::int64_t h = 0; h < c.attention.h_q; ++h) {
+        EXPECT_EQ(std::isfinite(shared.outputs.lse.at(0, h, row)), is_used) << row;
+        for (std::int64_t d = 0; d < c.attention.d_v; ++d) {
+          EXPECT_EQ(shared.outputs.o.at(0, h, row, d) != 0, is_used) << row;
+        }
+      }
+    }
+  }
+}
+
 TEST(SharedPrefixCalls, NeedNoLse) {
   Shared shared(two_levels());
   shared.run(shared.inputs());
