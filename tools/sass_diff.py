@@ -5,7 +5,7 @@
 
 OLD and NEW are folders of templates, commits, or fa_spec_cubins programs of two builds. A folder is compiled with the
 units of --build, so that it must take the same launch parameters and shared memory; a commit is built with its own. The
-kernels are those of the golden and the pairwise list of the tests and of the tuned tables. For each of them:
+kernels are those of the lists of the tests (tests/unit/render/spec_list.hpp) and of the tuned tables. For each of them:
 
     source      nothing that it is compiled from differs
     identical   the instructions are the same, byte for byte but for addresses

@@ -1,5 +1,5 @@
-// What tools/sass_diff.py compares: the kernels of the golden, the pairwise and the family list and of the tuned
-// tables.
+// What tools/sass_diff.py compares: the kernels of the golden, the pairwise, the family and the field list and of the
+// tuned tables.
 //
 //     fa_spec_cubins list                     JSON: name, list, canonical text, entry point and digest of each
 //     fa_spec_cubins compile FOLDER JOBS      compiles those whose digests come on standard input, one a line, to
@@ -60,6 +60,7 @@ std::vector<Listed> all_kernels() {
   for (const render::NamedSpec& named : render::golden_list()) lists.add("golden", named.name, named.spec);
   for (const render::NamedSpec& named : render::pairwise_list()) lists.add("pairwise", named.name, named.spec);
   for (const render::NamedSpec& named : render::family_list()) lists.add("family", named.name, named.spec);
+  for (const render::NamedSpec& named : render::field_list()) lists.add("fields", named.name, named.spec);
   return std::move(lists).take();
 }
 

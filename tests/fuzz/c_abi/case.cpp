@@ -233,7 +233,7 @@ class Case {
                                   {"fa_backward_mask_tiles_size", fa_backward_mask_tiles_size}};
     const Query query = random_.pick(kQueries);
     auto* const size = reinterpret_cast<size_t*>(memory_.block(sizeof(size_t)));
-    if (random_.one_in(5)) return shared_sizes(attention, config, size);
+    if (random_.one_in(config.seen.page_size > 0 ? 2 : 5)) return shared_sizes(attention, config, size);
     check(query.name, query.function(attention, arguments_.shape(config), arguments_.bad() ? nullptr : size));
   }
 

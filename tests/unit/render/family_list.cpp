@@ -62,10 +62,16 @@ plan::Variants functions() {
 
 class Families {
  public:
+  explicit Families(std::string list) : list_(std::move(list)) {}
+
+  void leave_out(const std::vector<NamedSpec>& specs) {
+    for (const NamedSpec& named : specs) texts_.insert(canonical(named.spec));
+  }
+
   void add(const std::string& name, plan::KernelSpec spec, bool debug = false) {
     spec.debug = debug;
     if (!texts_.insert(canonical(spec)).second) return;
-    specs_.push_back({fmt::format("family {} {}", name, kernel_name(spec).substr(3)), std::move(spec)});
+    specs_.push_back({fmt::format("{} {} {}", list_, name, kernel_name(spec).substr(3)), std::move(spec)});
   }
 
   void forward(const std::string& name, const plan::Problem& problem, bool debug = false,
@@ -90,6 +96,7 @@ class Families {
   std::vector<NamedSpec> take() && { return std::move(specs_); }
 
  private:
+  std::string list_;
   std::set<std::string> texts_;
   std::vector<NamedSpec> specs_;
 };
@@ -280,7 +287,7 @@ void add_parts(const char* arch, Families& all) {
 
 /// Fields of the Hopper kernels that nothing else sets.
 void add_hopper_fields(Families& all) {
-  const std::string name = "sm_90a fields";
+  const std::string name = "sm_90a";
   plan::Problem problem = decode_of(problem_of("sm_90a", DType::bf16, 128, 128, true), 64);
   for (const char* const text : {"own_parts=1", "split_blocks=4 splits=4"}) {
     for (const std::int64_t b : {1, 64}) {
@@ -304,7 +311,7 @@ void add_hopper_fields(Families& all) {
 }  // namespace
 
 std::vector<NamedSpec> family_list() {
-  Families all;
+  Families all("family");
   add_turing(all);
   add_fp8(all);
   for (const char* const arch : {"sm_80", "sm_90a", "sm_120a"}) {
@@ -312,6 +319,12 @@ std::vector<NamedSpec> family_list() {
     add_others(arch, all);
   }
   all.forward("fp8 debug", problem_of("sm_90a", DType::e4m3, 128, 128, true), true);
+  return std::move(all).take();
+}
+
+std::vector<NamedSpec> field_list() {
+  Families all("fields");
+  all.leave_out(family_list());
   for (const char* const arch : {"sm_80", "sm_90a"}) {
     add_statistics(arch, all);
     add_parts(arch, all);

@@ -20,8 +20,8 @@
 
 // What a kernel is must not change by accident: canonical texts, rendered units and options are what the cache hashes,
 // and equal ones give equal cubins. golden/spec_digests.txt holds digests of all three for the kernels of a fixed list
-// of problems, of a pairwise cover of them and, behind these, of every family. After a change that is meant, accept
-// what is rendered now:
+// of problems, of a pairwise cover of them and, behind these, of every family and field. After a change that is meant,
+// accept what is rendered now:
 //
 //     FA_UPDATE_GOLDEN=1 fa_unit_render --gtest_filter='SpecDigests.*'
 //
@@ -78,6 +78,7 @@ TEST(SpecDigests, OfTheGoldenListAndAPairwiseCoverAreTheSame) {
   EXPECT_GE(add(pairwise_list()), 500u);
   for (const char* const name : kArchs) add_options(name);
   EXPECT_GE(add(family_list()), 200u);
+  EXPECT_GE(add(field_list()), 100u);
   add_options("sm_75");
   if (std::getenv("FA_UPDATE_GOLDEN") != nullptr) write_file(golden_path(), text);
   const std::vector<std::string> golden = lines_of(read_file(golden_path()));
@@ -118,6 +119,7 @@ TEST(SpecDigests, CoverEveryKernelAndField) {
   std::set<std::string> all = words_of(golden_list());
   all.merge(words_of(pairwise_list()));
   all.merge(words_of(family_list()));
+  all.merge(words_of(field_list()));
   for (const plan::Kernel* const kernel : plan::catalogue()) {
     EXPECT_TRUE(all.contains(std::string(kernel->name))) << kernel->name;
     for (const plan::Field& field : kernel->fields) {

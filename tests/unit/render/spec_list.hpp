@@ -20,9 +20,13 @@ std::vector<NamedSpec> golden_list();
 /// A pairwise cover of what configurations, shapes and overrides may be.
 const std::vector<NamedSpec>& pairwise_list();
 
-/// What neither has: compute capability 7.5, 8-bit floats, caches of 8 and 4 bits and of latent rows, statistics and
-/// their gradients, invariance, debug kernels, and every field that is set in none of the others.
+/// What neither has: compute capability 7.5, 8-bit floats, caches of 8 and 4 bits and of latent rows, statistics,
+/// invariance, and debug kernels.
 std::vector<NamedSpec> family_list();
+
+/// What sets the fields that no kernel of these has: gradients of statistics, gradients that are not wanted, places in
+/// memory, bounds of multiprocessors, and overrides.
+std::vector<NamedSpec> field_list();
 
 }  // namespace fa::render
 
