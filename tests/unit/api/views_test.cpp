@@ -304,6 +304,56 @@ TEST_F(EveryTensorOf8Bits, IsHeldAgainstTheOthers) {
   check_apart(named, call);
 }
 
+/// A packed batch, whose arrays say which rows are whose, forward and backward.
+using EveryTensorOfABatch = test::HostileTensors;
+
+TEST_F(EveryTensorOfABatch, IsHeldAgainstTheOthers) {
+  AttentionConfig config;
+  config.head_dim = kD;
+  config.dtype = DType::f32;
+  config.varlen = true;
+  const auto rows = [&] { return tensor({kB * kSq, kHq, kD}); };
+  const auto keys = [&] { return tensor({kB * kSkv, kHkv, kD}); };
+  TensorView q = rows(), k = keys(), v = keys(), o = rows(), dout = rows(), dq = rows(), dk = keys(), dv = keys(),
+             lse = tensor({kHq, kB * kSq});
+  PackedSequences sequences{.b = kB,
+                            .cu_seqlens_q = array<std::int32_t>({0, 3, 6}),
+                            .cu_seqlens_kv = array<std::int32_t>({0, 4, 10}),
+                            .seqused_q = array<std::int32_t>({3, 1}),
+                            .seqused_kv = array<std::int32_t>({2, 6})};
+  Workspace workspace{bytes(), 256};
+  const std::vector<Array> arrays{{"cu_seqlens_q", &sequences.cu_seqlens_q, kB + 1},
+                                  {"cu_seqlens_kv", &sequences.cu_seqlens_kv, kB + 1},
+                                  {"seqused_q", &sequences.seqused_q, kB},
+                                  {"seqused_kv", &sequences.seqused_kv, kB}};
+  const std::vector<Memory> memory{{"workspace", &workspace.data, &workspace.size}};
+  const Attention attention = Attention::create(config, Device::host());
+  const auto check = [&](const std::vector<Slot>& tensors, const Call& call) {
+    EXPECT_NO_THROW(call());
+    check_fields({tensors, arrays, memory}, call);
+    check_apart({tensors, arrays, memory}, call);
+  };
+  check({{"q", &q}, {"k", &k}, {"v", &v}, {"o", &o, true}, {"lse", &lse, true}}, [&] {
+    ForwardInputs inputs{q, k, v};
+    inputs.sequences = sequences;
+    attention.forward(inputs, {o, lse}, nullptr, workspace);
+  });
+  check({{"q", &q},
+         {"k", &k},
+         {"v", &v},
+         {"o", &o},
+         {"lse", &lse},
+         {"dout", &dout},
+         {"dq", &dq, true},
+         {"dk", &dk, true},
+         {"dv", &dv, true}},
+        [&] {
+          BackwardInputs inputs{q, k, v, o, lse, dout};
+          inputs.sequences = sequences;
+          attention.backward(inputs, {dq, dk, dv}, nullptr, workspace);
+        });
+}
+
 /// Arrays of lengths are read as well.
 TEST(PackedTensors, LengthsShareNoMemoryWithWhatIsWritten) {
   AttentionConfig config;
