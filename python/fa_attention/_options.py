@@ -34,6 +34,7 @@ class Options(NamedTuple):
     page_size: int = 0
     k_dtype: Optional[str] = None  # of a cache of 8 bits
     v_dtype: Optional[str] = None
+    invariance: str = "none"
 
     @property
     def reads_batch(self) -> bool:
@@ -48,10 +49,10 @@ _KINDS: tuple[tuple[str, Any, str], ...] = (
 
 
 @lru_cache(maxsize=4096)
-def make_options(*fields: Any) -> Options:
-    """One Options for equal fields. TypeError for what is neither a number nor a text where one is accepted, ValueError for
-    a capture that no function names."""
-    options = Options(*fields)
+def make_options(*fields: Any, invariance: str = "none") -> Options:
+    """One Options for equal fields, the last of which has its name. TypeError for what is neither a number nor a text where one
+    is accepted, ValueError for a capture that no function names."""
+    options = Options(*fields)._replace(invariance=invariance)
     for name, kind, accepted in _KINDS:
         value = getattr(options, name)
         if value is not None and not isinstance(value, kind):
@@ -109,4 +110,4 @@ def handle(key: HandleKey) -> capi.Attention:
         deterministic=options.deterministic, varlen=options.varlen, zero_padding=options.varlen, dropout=options.dropout,
         score=_function(key, options.score), mask=_function(key, options.mask), window_left=options.window_left,
         window_right=options.window_right, chunk=options.chunk, sink=key.sink, page_size=options.page_size,
-        k_dtype=options.k_dtype, v_dtype=options.v_dtype)
+        k_dtype=options.k_dtype, v_dtype=options.v_dtype, invariance=options.invariance)

@@ -20,7 +20,7 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Op
                     window_left: Optional[int] = None, window_right: Optional[int] = None, chunk: int = 0,
                     score: Optional[str] = None, mask: Optional[str] = None, captures: Captures = None,
                     sink: Optional[Tensor] = None, return_lse: bool = False, k_scale: Optional[Tensor] = None,
-                    v_scale: Optional[Tensor] = None) -> Any:
+                    v_scale: Optional[Tensor] = None, invariance: str = "none") -> Any:
     """`attention` of requests whose keys and values are in pages, or rows of a contiguous cache: o [b, h_q, s_q, d_v], in
     the memory order of q.
 
@@ -42,7 +42,7 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Op
     multiples of 16. Then k_scale and v_scale are fp32, [pages, page_size, h_kv] or for "HND" [pages, h_kv, page_size], of any
     strides: an element stands for its value times the scale of its row. A tensor that is expanded shares scales.
 
-    Functions, captures, sink and return_lse are as in `attention`; the log-sum-exp is [b, h_q, s_q], of packed queries
+    Functions, captures, sink, invariance and return_lse are as in `attention`; the log-sum-exp is [b, h_q, s_q], of packed queries
     [h_q, total_q]. Rows without keys are 0, their log-sum-exp -inf, or the sink.
 
     There are no gradients: RuntimeError where an input requires one and gradients are recorded. Other errors are those of
@@ -52,7 +52,7 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Op
     call = (block_table, seqused_kv, cu_seqlens_q, seqused_q, batch_index, seq_begin, max_s_q, max_s_kv)
     options = (causal, scale, window_left, window_right, chunk, score, mask)
     try:
-        return _paged(q, k_pages, v_pages, layout, call, options, captures, sink, (k_scale, v_scale), return_lse)
+        return _paged(q, k_pages, v_pages, layout, call, options, captures, sink, (k_scale, v_scale), return_lse, invariance)
     except AttributeError:
         fixed = Options(varlen=cu_seqlens_q is not None)
         _cache_raw.check_kinds(q, k_pages, v_pages, None, (), PagedCall._make([fixed, layout, *call, (), k_scale, v_scale]))
@@ -61,16 +61,17 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_table: Op
 
 def _paged(q: Tensor, k: Tensor, v: Tensor, layout: str, arrays: tuple[Any, ...], options: tuple[Any, ...],
            captures: Captures, sink: Optional[Tensor], scales: tuple[Optional[Tensor], Optional[Tensor]],
-           return_lse: bool) -> Any:
+           return_lse: bool, invariance: str) -> Any:
     """arrays: fields 2 to 9 of PagedCall; options: what `paged_options` takes; scales: k_scale and v_scale."""
     names, tensors, scalars, values = split_captures(captures) if captures else ((), [], (), ())
-    if sink is not None and sink.dtype != _raw.lse_dtype(q.dtype):
-        sink = sink.to(_raw.lse_dtype(q.dtype))
+    if sink is not None:
+        sink = _raw.sink_like(sink, q)
     if q.device.type not in ("cpu", "cuda") or not is_direct(q, k, v, sink, *arrays[:2], *tensors, *scales):
         if not torch.compiler.is_compiling():
             fixed = Options(varlen=arrays[2] is not None, tensors=names)
             _cache_raw.check_kinds(q, k, v, sink, tensors, PagedCall._make([fixed, layout, *arrays, values, *scales]))
-        o, lse = _cache_ops.forward_op(q, k, v, sink, tensors, *arrays, values, layout, *options, names, scalars, *scales)
+        o, lse = _cache_ops.forward_op(q, k, v, sink, tensors, *arrays, values, layout, *options, names, scalars, *scales,
+                                       invariance)
         return (o, lse) if return_lse else o
     if torch.is_grad_enabled():
         named = (("q", q), ("k_pages", k), ("v_pages", v), ("sink", sink), ("k_scale", scales[0]), ("v_scale", scales[1]),
@@ -78,7 +79,7 @@ def _paged(q: Tensor, k: Tensor, v: Tensor, layout: str, arrays: tuple[Any, ...]
         _cache_ops.refuse_gradients("paged_attention", named)
     if layout not in _cache_raw.LAYOUTS:
         _cache_raw.check_layout(layout)
-    fixed = _cache_ops.paged_options(options, names, scalars, arrays[2] is not None)
+    fixed = _cache_ops.paged_options(options, names, scalars, arrays[2] is not None, invariance)
     call = PagedCall._make([fixed, layout, *arrays, values, *scales])
     o, lse = _cache_raw.forward(_raw.readable(q), k, v, sink, tensors, call, return_lse)
     return (o, lse) if return_lse else o

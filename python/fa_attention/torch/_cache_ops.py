@@ -19,7 +19,7 @@ _FORWARD = ("paged_forward(Tensor q, Tensor k_pages, Tensor v_pages, Tensor? sin
             "Tensor seqused_kv, Tensor? cu_seqlens_q, Tensor? seqused_q, Tensor? batch_index, Tensor? seq_begin, SymInt max_s_q, "
             "SymInt max_s_kv, float[] numbers, str layout, bool causal, float? scale, SymInt? window_left, "
             "SymInt? window_right, SymInt chunk, str? score, str? mask, str[] tensor_names, str[] number_names, "
-            "Tensor? k_scale=None, Tensor? v_scale=None) -> (Tensor o, Tensor lse)")
+            "Tensor? k_scale=None, Tensor? v_scale=None, str invariance=\"none\") -> (Tensor o, Tensor lse)")
 _APPEND = ("append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? q, Tensor? block_table, "
            "Tensor? seqused_kv, Tensor? cu_seqlens_k_new, Tensor? batch_index, Tensor? slots, Tensor? rotary_cos, "
            "Tensor? rotary_sin, Tensor? positions, str layout, SymInt rotary_dims, float rotary_base, bool rotary_interleaved, "
@@ -33,11 +33,12 @@ forward_op = torch.ops.fa_attention.paged_forward.default
 append_op = torch.ops.fa_attention.append.default
 
 
-def paged_options(fixed: Any, names: Sequence[str], scalars: Sequence[str], packed: bool) -> _options.Options:
+def paged_options(fixed: Any, names: Sequence[str], scalars: Sequence[str], packed: bool,
+                  invariance: str = "none") -> _options.Options:
     """fixed: causal, scale, window_left, window_right, chunk, score and mask."""
     causal, scale, left, right, chunk, score, mask = fixed
     return _options.make_options(causal, scale, False, left, right, chunk, 0.0, False, score, mask, tuple(names), tuple(scalars),
-                                 packed)
+                                 packed, invariance=invariance)
 
 
 def _padded(arguments: Sequence[Any], count: int) -> Sequence[Any]:
@@ -48,8 +49,8 @@ def _padded(arguments: Sequence[Any], count: int) -> Sequence[Any]:
 def _paged_call(rest: Sequence[Any]) -> PagedCall:
     """Of the arguments behind captures."""
     table, used_kv, cu_q, used_q, index, begin, max_s_q, max_s_kv, numbers, layout, *options = rest
-    fixed = paged_options(tuple(options[:7]), options[7], options[8], cu_q is not None)
-    k_scale, v_scale = _padded(options[9:], 2)
+    fixed = paged_options(tuple(options[:7]), options[7], options[8], cu_q is not None, *options[11:])
+    k_scale, v_scale = _padded(options[9:11], 2)
     return PagedCall(fixed, layout, table, used_kv, cu_q, used_q, index, begin, max_s_q, max_s_kv, tuple(numbers), k_scale,
                      v_scale)
 
@@ -76,7 +77,7 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captu
                   *rest: Any) -> tuple[Tensor, Tensor]:
     _options.check_names(rest[15], rest[16], (*rest[17], *rest[18]))
     fixed = _options.Options(varlen=rest[2] is not None, tensors=tuple(rest[17]))
-    call = PagedCall._make([fixed, rest[9], *rest[:8], (), *_padded(rest[19:], 2)])
+    call = PagedCall._make([fixed, rest[9], *rest[:8], (), *_padded(rest[19:21], 2)])
     _cache_raw.check_kinds(q, k, v, sink, captures, call)
     q = _raw.readable(q)
     packed = q.dim() == 3
