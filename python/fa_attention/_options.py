@@ -41,6 +41,7 @@ class Options(NamedTuple):
     precise: bool = False
     value_in_key: int = 0  # V is the first so many columns of K
     group_size: int = 0  # columns with a scale and an offset, of a cache of 4 bits
+    invariance: str = "none"
 
     @property
     def reads_batch(self) -> bool:
@@ -55,10 +56,10 @@ _KINDS: tuple[tuple[str, Any, str], ...] = (
 
 
 @lru_cache(maxsize=4096)
-def make_options(*fields: Any) -> Options:
-    """One Options for equal fields. TypeError for what is neither a number nor a text where one is accepted, ValueError for
-    a capture that no function names."""
-    options = Options(*fields)
+def make_options(*fields: Any, invariance: str = "none") -> Options:
+    """One Options for equal fields, the last of which has its name. TypeError for what is neither a number nor a text where one
+    is accepted, ValueError for a capture that no function names."""
+    options = Options(*fields)._replace(invariance=invariance)
     for name, kind, accepted in _KINDS:
         value = getattr(options, name)
         if value is not None and not isinstance(value, kind):
@@ -120,4 +121,4 @@ def handle(key: HandleKey) -> capi.Attention:
         window_right=options.window_right, chunk=options.chunk, sink=key.sink, page_size=options.page_size,
         k_dtype=options.k_dtype, v_dtype=options.v_dtype, accumulate=options.accumulate, o_dtype=options.o_dtype,
         key_scales=options.key_scales, value_scales=options.value_scales, precise=options.precise,
-        value_in_key=options.value_in_key, group_size=options.group_size)
+        value_in_key=options.value_in_key, group_size=options.group_size, invariance=options.invariance)

@@ -7,12 +7,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
 
 from . import functions
+from .capi import INVARIANCES
 from .torch import attention
 from .torch._padding import padded_heads
 from .torch._sdpa import mask_options
@@ -39,7 +41,7 @@ def _mask(mask: Optional[Tensor], dtype: torch.dtype) -> dict[str, Any]:
 def fa_attention_forward(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Optional[Tensor],
                          dropout: float = 0.0, scaling: Optional[float] = None, is_causal: Optional[bool] = None,
                          softcap: Optional[float] = None, s_aux: Optional[Tensor] = None,
-                         position_bias: Optional[Tensor] = None, **_: Any) -> tuple[Tensor, None]:
+                         position_bias: Optional[Tensor] = None, invariance: str = "none", **_: Any) -> tuple[Tensor, None]:
     """What transformers' AttentionInterface calls: o [b, s_q, h_q, d_v] of query [b, h_q, s_q, d_qk], key [b, h_kv, s_kv, d_qk]
     and value [b, h_kv, s_kv, d_v]. s_aux: sinks [h_q]. position_bias broadcasts to [b, h_q, s_q, s_kv]. A window is part of
     attention_mask, as `fa_mask` makes it, or None is given because it hides nothing. No weights are returned."""
@@ -56,7 +58,7 @@ def fa_attention_forward(module: Any, query: Tensor, key: Tensor, value: Tensor,
     d_v = value.shape[-1]
     query, key, value, scaling = padded_heads(query, key, value, scaling)
     o: Tensor = attention(query, key, value, causal=causal, scale=scaling, dropout=dropout, sink=s_aux, score=score,
-                          captures=captures, **options)
+                          captures=captures, invariance=invariance, **options)
     return o[..., :d_v].transpose(1, 2).contiguous(), None
 
 
@@ -121,12 +123,18 @@ def fa_mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, k
     return mask
 
 
-def register(name: str = "fa") -> str:
-    """Makes `attn_implementation=name` attention by fa, in this process, and returns the name. ImportError where transformers
+def register(name: str = "fa", invariance: str = "none") -> str:
+    """Makes `attn_implementation=name` attention by fa, in this process, and returns the name. invariance: as in
+    `fa_attention.torch.attention`; ValueError for what is none of "none", "batch" and "rows". ImportError where transformers
     is missing or has no AttentionInterface and AttentionMaskInterface (before 4.53)."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
-    AttentionInterface.register(name, fa_attention_forward)
+    if invariance not in INVARIANCES:
+        raise ValueError(f"invariance is {invariance!r}: accepted are {', '.join(INVARIANCES)}")
+    forward = fa_attention_forward
+    if invariance != "none":
+        forward = functools.partial(fa_attention_forward, invariance=invariance)
+    AttentionInterface.register(name, forward)
     AttentionMaskInterface.register(name, fa_mask)
     return name

@@ -298,6 +298,7 @@ def test_errors(device):
     refused(TypeError, lambda: attention(q, q, q.double()), "v is torch.float64", "torch.float32")
     refused(TypeError, lambda: attention(q.tolist(), q, q), "q is a builtins.list", "torch.Tensor")
     refused(TypeError, lambda: attention(q, q, None), "v is a builtins.NoneType", "torch.Tensor")
+    refused(TypeError, lambda: attention(q, q, q, sink=[0.0] * q.shape[1]), "sink is a builtins.list", "torch.Tensor")
     refused(ValueError, lambda: attention(q, q.to("meta"), q), "k is on meta", "where q is")
     refused(ValueError, lambda: attention(q, q, q, dropout=0.5, rng_state=(1,)), "rng_state", "(seed, offset)")
     refused(ValueError, lambda: attention(q, q, q, dropout=1.5), "dropout")

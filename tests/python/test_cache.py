@@ -341,6 +341,7 @@ def test_errors_of_forward():
             ({"q": torch.randn(2, 3, 1, 16)}, ValueError, "3", "2"),
             ({"captures": {"bias": torch.randn(3)}}, ValueError, "captures has 'bias'"),
             ({"scale": "big"}, TypeError, "scale is a builtins.str"),
+            ({"sink": [0.0] * 4}, TypeError, "sink is a builtins.list", "torch.Tensor"),
             ({"window_left": 1.5}, TypeError, "window_left"),
             ({"score": "score + bias[kv]", "captures": {"bias": torch.randn(16).to("meta")}}, ValueError, "bias is on meta"),
             ({"score": "score + bias[kv]", "captures": {"bias": torch.arange(16)}}, TypeError, "bias is torch.int64")):

@@ -205,6 +205,21 @@ def test_windows_are_those_of_dense_masks(q_offset, q_length, kv_offset, kv_leng
     assert all(fa_mask(**{**given, "mask_function": other}).dim() == 4 for other in others)
 
 
+def test_invariance_is_that_of_the_registered_name(monkeypatch):
+    from fa_attention import transformers as own
+
+    given, attention = [], own.attention
+    monkeypatch.setattr(own, "attention", lambda *a, **k: given.append(k["invariance"]) or attention(*a, **k))
+    model, results = MODELS["Llama"](), []
+    for name in (register(), register("fa_rows", invariance="rows")):
+        use(model, name)
+        results.append(model(**make_tokens("left")[0]).logits)
+    assert given == ["none"] * 2 + ["rows"] * 2
+    torch.testing.assert_close(*results)
+    with pytest.raises(ValueError, match="invariance is 'columns': accepted are none, batch, rows"):
+        register(invariance="columns")
+
+
 @pytest.mark.full
 def test_training_with_dropout_repeats_with_a_seed():
     model = make("LlamaForCausalLM", "LlamaConfig", **SIZES, attention_dropout=0.3).train()

@@ -67,7 +67,7 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], arrays: Any, rest: Any, *captures: Tensor) -> Any:
-        return _ops.forward_op(q, k, v, sink, captures, *arrays, *rest)
+        return _ops.forward_of(rest)(q, k, v, sink, captures, *arrays, *rest)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -88,7 +88,7 @@ class _TransformedGradients(torch.autograd.Function):
 
     @staticmethod
     def forward(dout: Tensor, dlse: Tensor, rest: Any, needed: Any, *saved: Any) -> Any:
-        *main, dcaptures = _ops.backward_op(dout, dlse, *saved[:6], saved[11:], *saved[6:11], *rest, needed)
+        *main, dcaptures = _ops.backward_of(rest)(dout, dlse, *saved[:6], saved[11:], *saved[6:11], *rest, needed)
         return (*main, *dcaptures)
 
     @staticmethod
@@ -148,7 +148,7 @@ def _cast(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[Tensor, 
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, fixed: tuple[Any, ...], varlen: Optional[tuple[Any, ...]], captures: Captures,
-            sink: Optional[Tensor], rng_state: RngState, return_lse: bool) -> Any:
+            sink: Optional[Tensor], rng_state: RngState, return_lse: bool, invariance: str = "none") -> Any:
     """fixed: the first fields of Options; varlen: cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, max_s_q, max_s_kv."""
     kind = q.device.type
     direct = kind in ("cpu", "cuda") and is_direct(q, k, v, sink)
@@ -162,16 +162,17 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, fixed: tuple[Any, ...], varlen: Opt
     rng, seed, offset = _dropout_state(q, rng_state, direct) if fixed[6] else (None, 0, 0)
     arrays, longest = (varlen[:4], varlen[4:]) if varlen is not None else ((None,) * 4, (0, 0))
     if not direct or (tensors and not is_direct(*tensors)):
-        rest = (*longest, seed, offset, values, *fixed, names, scalars)
-        plain = None if varlen is not None or sink is not None or names or scalars else _plain_ops.options_of(fixed)
+        last = () if invariance == "none" else (invariance,)
+        rest = (*longest, seed, offset, values, *fixed, names, scalars, *last)
+        plain = None if varlen is not None or sink is not None or names or scalars or last else _plain_ops.options_of(fixed)
         if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
             o, lse = _Transformed.apply(q, k, v, sink, (*arrays, rng), rest, *tensors)
         elif plain is not None:
             o, lse = _plain_ops.forward_op(q, k, v, *plain)
         else:
-            o, lse = _ops.forward_op(q, k, v, sink, tensors, *arrays, rng, *rest)
+            o, lse = _ops.forward_of(rest)(q, k, v, sink, tensors, *arrays, rng, *rest)
         return (o, lse) if return_lse else o
-    options = _options.make_options(*fixed, names, scalars, varlen is not None)
+    options = _options.make_options(*fixed, names, scalars, varlen is not None, invariance=invariance)
     fields: list[Any] = [options, *arrays, rng, *longest, seed, offset, values]
     call = Call._make(fields)
     if q.stride(-1) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
@@ -187,7 +188,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, fixed: tuple[Any, ...], varlen: Opt
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: Optional[float] = None, top_left: bool = False,
               window_left: Optional[int] = None, window_right: Optional[int] = None, chunk: int = 0, dropout: float = 0.0,
               deterministic: bool = False, score: Optional[str] = None, mask: Optional[str] = None, captures: Captures = None,
-              sink: Optional[Tensor] = None, rng_state: RngState = None, return_lse: bool = False) -> Any:
+              sink: Optional[Tensor] = None, rng_state: RngState = None, return_lse: bool = False,
+              invariance: str = "none") -> Any:
     """softmax(score(scale * q k^T) + mask) v: o [b, h_q, s_q, d_v], in the memory order of q.
 
     q [b, h_q, s_q, d_qk], k [b, h_kv, s_kv, d_qk], v [b, h_kv, s_kv, d_v], of one dtype (fp16, bf16, fp32; fp64 on the CPU)
@@ -204,17 +206,18 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: O
     captured graph may advance; unless given, from PyTorch's generator.
     deterministic: gradients are bitwise repeatable. return_lse: (o, lse), with the log-sum-exp [b, h_q, s_q] (natural log,
     fp32; fp64 for fp64), which may take part in the loss.
+    invariance: "batch" or "rows", what alone the bits of o and lse depend on, the request or the row (docs/invariance.md).
 
     Raises TypeError for what is no tensor or of another dtype, ValueError (fa_attention.InvalidArgument) for sizes and
     values, RuntimeError (fa_attention.Error) for what fails beyond that, naming the argument and what is accepted.
     """
     try:
         fixed = (causal, scale, top_left, window_left, window_right, chunk, dropout, deterministic, score, mask)
-        if _native.loaded and not captures and sink is None and not dropout:
+        if _native.loaded and not captures and sink is None and not dropout and invariance == "none":
             result = _native.attend(q, k, v, fixed, return_lse)
             if result is not None:
                 return result
-        return _attend(q, k, v, fixed, None, captures, sink, rng_state, return_lse)
+        return _attend(q, k, v, fixed, None, captures, sink, rng_state, return_lse, invariance)
     except AttributeError:
         _raw.check_tensors(q, k, v, False)
         raise
@@ -226,7 +229,7 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_s
                      window_left: Optional[int] = None, window_right: Optional[int] = None, chunk: int = 0,
                      dropout: float = 0.0, deterministic: bool = False, score: Optional[str] = None,
                      mask: Optional[str] = None, captures: Captures = None, sink: Optional[Tensor] = None,
-                     rng_state: RngState = None, return_lse: bool = False) -> Any:
+                     rng_state: RngState = None, return_lse: bool = False, invariance: str = "none") -> Any:
     """`attention` of sequences of different lengths, one after the other in q [total_q, h_q, d_qk], k [total_kv, h_kv, d_qk]
     and v [total_kv, h_kv, d_v]; o is [total_q, h_q, d_v], the log-sum-exp [h_q, total_q].
 
@@ -239,7 +242,7 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_s
         check_sequences(q, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
         fixed = (causal, scale, top_left, window_left, window_right, chunk, dropout, deterministic, score, mask)
         varlen = (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, max_s_q, max_s_kv)
-        return _attend(q, k, v, fixed, varlen, captures, sink, rng_state, return_lse)
+        return _attend(q, k, v, fixed, varlen, captures, sink, rng_state, return_lse, invariance)
     except AttributeError:
         _raw.check_tensors(q, k, v, True)
         raise

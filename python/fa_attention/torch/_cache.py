@@ -21,7 +21,8 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Optional[Tensor], block
                     score: Optional[str] = None, mask: Optional[str] = None, captures: Captures = None,
                     sink: Optional[Tensor] = None, return_lse: bool = False, k_scale: Optional[Tensor] = None,
                     v_scale: Optional[Tensor] = None, q_scale: Optional[Tensor] = None, row_bias: Optional[Tensor] = None,
-                    dtype: Optional[torch.dtype] = None, precise: bool = False, value_in_key: int = 0) -> Any:
+                    dtype: Optional[torch.dtype] = None, precise: bool = False, value_in_key: int = 0,
+                    invariance: str = "none") -> Any:
     """`attention` of requests whose keys and values are in pages, or rows of a contiguous cache: o [b, h_q, s_q, d_v], in
     the memory order of q.
 
@@ -57,7 +58,7 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Optional[Tensor], block
     and v_scale are of the rows of pages, or [b, h_kv], of each request. dtype: of o, bf16 unless given, fp16 or
     torch.float8_e4m3fn. precise: as there. There is no seq_begin.
 
-    Functions, captures, sink and return_lse are as in `attention`; the log-sum-exp is [b, h_q, s_q], of packed queries
+    Functions, captures, sink, invariance and return_lse are as in `attention`; the log-sum-exp is [b, h_q, s_q], of packed queries
     [h_q, total_q]. Rows without keys are 0, their log-sum-exp -inf, or the sink.
 
     There are no gradients: RuntimeError where an input requires one and gradients are recorded. Other errors are those of
@@ -68,7 +69,7 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Optional[Tensor], block
     options = (causal, scale, window_left, window_right, chunk, score, mask)
     last = (k_scale, v_scale, q_scale, row_bias, dtype, precise, value_in_key)
     try:
-        return _paged(q, k_pages, v_pages, layout, call, options, captures, sink, last, return_lse)
+        return _paged(q, k_pages, v_pages, layout, call, options, captures, sink, last, return_lse, invariance)
     except AttributeError:
         fixed = Options(varlen=cu_seqlens_q is not None)
         _cache_raw.check_kinds(q, k_pages, v_pages, None, (), PagedCall._make([fixed, layout, *call, (), *last]))
@@ -76,16 +77,18 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Optional[Tensor], block
 
 
 def _paged(q: Tensor, k: Tensor, v: Optional[Tensor], layout: str, arrays: tuple[Any, ...], options: tuple[Any, ...],
-           captures: Captures, sink: Optional[Tensor], last: tuple[Any, ...], return_lse: bool) -> Any:
+           captures: Captures, sink: Optional[Tensor], last: tuple[Any, ...], return_lse: bool,
+           invariance: str) -> Any:
     """arrays: fields 2 to 9 of PagedCall; options: what `paged_options` takes; last: the last fields, from k_scale on."""
     names, tensors, scalars, values = split_captures(captures) if captures else ((), [], (), ())
-    if sink is not None and sink.dtype != _raw.lse_dtype(q.dtype):
-        sink = sink.to(_raw.lse_dtype(q.dtype))
+    if sink is not None:
+        sink = _raw.sink_like(sink, q)
     if q.device.type not in ("cpu", "cuda") or not is_direct(q, k, v, sink, *arrays[:2], *tensors, *last[:4]):
         if not torch.compiler.is_compiling():
             fixed = Options(varlen=arrays[2] is not None, tensors=names)
             _cache_raw.check_kinds(q, k, v, sink, tensors, PagedCall._make([fixed, layout, *arrays, values, *last]))
-        o, lse = _cache_ops.forward_op(q, k, v, sink, tensors, *arrays, values, layout, *options, names, scalars, *last)
+        o, lse = _cache_ops.forward_op(q, k, v, sink, tensors, *arrays, values, layout, *options, names, scalars, *last,
+                                       invariance)
         return (o, lse) if return_lse else o
     if torch.is_grad_enabled():
         named = (("q", q), ("k_pages", k), ("v_pages", v), ("sink", sink), *zip(PagedCall._fields[11:15], last),
@@ -93,7 +96,7 @@ def _paged(q: Tensor, k: Tensor, v: Optional[Tensor], layout: str, arrays: tuple
         _cache_ops.refuse_gradients("paged_attention", named)
     if layout not in _cache_raw.LAYOUTS:
         _cache_raw.check_layout(layout)
-    fixed = _cache_ops.paged_options(options, names, scalars, arrays[2] is not None)
+    fixed = _cache_ops.paged_options(options, names, scalars, arrays[2] is not None, invariance)
     call = PagedCall._make([fixed, layout, *arrays, values, *last])
     o, lse = _cache_raw.forward(_raw.readable(q), k, v, sink, tensors, call, return_lse)
     return (o, lse) if return_lse else o

@@ -20,7 +20,7 @@ _FORWARD = ("paged_forward(Tensor q, Tensor k_pages, Tensor? v_pages, Tensor? si
             "SymInt max_s_kv, float[] numbers, str layout, bool causal, float? scale, SymInt? window_left, "
             "SymInt? window_right, SymInt chunk, str? score, str? mask, str[] tensor_names, str[] number_names, "
             "Tensor? k_scale=None, Tensor? v_scale=None, Tensor? q_scale=None, Tensor? row_bias=None, ScalarType? dtype=None, "
-            "bool precise=False, SymInt value_in_key=0) -> (Tensor o, Tensor lse)")
+            "bool precise=False, SymInt value_in_key=0, str invariance=\"none\") -> (Tensor o, Tensor lse)")
 _APPEND = ("append(Tensor k, Tensor? v, Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor? q, Tensor? block_table, "
            "Tensor? seqused_kv, Tensor? cu_seqlens_k_new, Tensor? batch_index, Tensor? slots, Tensor? rotary_cos, "
            "Tensor? rotary_sin, Tensor? positions, str layout, SymInt rotary_dims, float rotary_base, bool rotary_interleaved, "
@@ -34,11 +34,12 @@ forward_op = torch.ops.fa_attention.paged_forward.default
 append_op = torch.ops.fa_attention.append.default
 
 
-def paged_options(fixed: Any, names: Sequence[str], scalars: Sequence[str], packed: bool) -> _options.Options:
+def paged_options(fixed: Any, names: Sequence[str], scalars: Sequence[str], packed: bool,
+                  invariance: str = "none") -> _options.Options:
     """fixed: causal, scale, window_left, window_right, chunk, score and mask."""
     causal, scale, left, right, chunk, score, mask = fixed
     return _options.make_options(causal, scale, False, left, right, chunk, 0.0, False, score, mask, tuple(names), tuple(scalars),
-                                 packed)
+                                 packed, invariance=invariance)
 
 
 def _padded(arguments: Sequence[Any], count: int) -> Sequence[Any]:
@@ -55,9 +56,9 @@ def _last(arguments: Sequence[Any]) -> Sequence[Any]:
 def _paged_call(rest: Sequence[Any]) -> PagedCall:
     """Of the arguments behind captures."""
     table, used_kv, cu_q, used_q, index, begin, max_s_q, max_s_kv, numbers, layout, *options = rest
-    fixed = paged_options(tuple(options[:7]), options[7], options[8], cu_q is not None)
+    fixed = paged_options(tuple(options[:7]), options[7], options[8], cu_q is not None, *options[16:])
     return PagedCall(fixed, layout, table, used_kv, cu_q, used_q, index, begin, max_s_q, max_s_kv, tuple(numbers),
-                     *_last(options[9:]))
+                     *_last(options[9:16]))
 
 
 def _append_call(rest: Sequence[Any]) -> AppendCall:
@@ -82,7 +83,7 @@ def _forward_fake(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tens
                   *rest: Any) -> tuple[Tensor, Tensor]:
     _options.check_names(rest[15], rest[16], (*rest[17], *rest[18]))
     fixed = _options.Options(varlen=rest[2] is not None, tensors=tuple(rest[17]))
-    call = PagedCall._make([fixed, rest[9], *rest[:8], (), *_last(rest[19:])])
+    call = PagedCall._make([fixed, rest[9], *rest[:8], (), *_last(rest[19:26])])
     _cache_raw.check_kinds(q, k, v, sink, captures, call)
     q = _raw.readable(q)
     packed = q.dim() == 3

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import functions
+from ..capi import INVARIANCES
 from ._attention import attention
 from ._cache import KVCache
 
@@ -20,7 +21,7 @@ class Attention(torch.nn.Module):
     window_left, window_right, scale: as in `attention`.
     softcap: scores become softcap * tanh(score / softcap). sinks: a parameter `sinks`, fp32 [heads], zeros at first, whose
     logits take part in the sum of each row. dropout: the probability with which an element of the softmax is dropped, in
-    training. Without sinks the module has no state, and its state_dict is empty.
+    training. invariance: as in `attention`. Without sinks the module has no state, and its state_dict is empty.
 
     ValueError for sizes and numbers that are not accepted, naming them.
     """
@@ -30,7 +31,7 @@ class Attention(torch.nn.Module):
     def __init__(self, heads: int, head_dim: int, *, kv_heads: Optional[int] = None, causal: bool = False,
                  window_left: Optional[int] = None, window_right: Optional[int] = None, softcap: Optional[float] = None,
                  scale: Optional[float] = None, sinks: bool = False, dropout: float = 0.0,
-                 device: Any = None) -> None:
+                 device: Any = None, invariance: str = "none") -> None:
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
         if heads < 1 or kv_heads < 1 or heads % kv_heads:
@@ -45,9 +46,11 @@ class Attention(torch.nn.Module):
                 raise ValueError(f"{name} is {n}: accepted are None and numbers from 0")
         if scale is not None and not math.isfinite(scale):
             raise ValueError(f"scale is {scale}: accepted is a finite number")
+        if invariance not in INVARIANCES:
+            raise ValueError(f"invariance is {invariance!r}: accepted are {', '.join(INVARIANCES)}")
         self.heads, self.head_dim, self.kv_heads, self.causal = heads, head_dim, kv_heads, causal
         self.window_left, self.window_right = window_left, window_right
-        self.softcap, self.scale, self.dropout = softcap, scale, dropout
+        self.softcap, self.scale, self.dropout, self.invariance = softcap, scale, dropout, invariance
         self._score = functions.softcap(softcap) if softcap is not None else None
         self.register_parameter("sinks", torch.nn.Parameter(torch.zeros(heads, dtype=torch.float32, device=device)) if sinks
                                 else None)
@@ -63,12 +66,12 @@ class Attention(torch.nn.Module):
             assert k is not None and v is not None
             o = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=self.causal, scale=self.scale,
                           window_left=self.window_left, window_right=self.window_right, score=self._score,
-                          sink=self.sinks, dropout=self.dropout if self.training else 0.0)
+                          sink=self.sinks, dropout=self.dropout if self.training else 0.0, invariance=self.invariance)
             return o.transpose(1, 2)
         if k is not None and v is not None:
             cache.append(k.transpose(1, 2), v.transpose(1, 2))
         o = cache.attention(q.transpose(1, 2), causal=self.causal, scale=self.scale, window_left=self.window_left,
-                            window_right=self.window_right, score=self._score, sink=self.sinks)
+                            window_right=self.window_right, score=self._score, sink=self.sinks, invariance=self.invariance)
         return o.transpose(1, 2)
 
     def _check(self, q: Tensor, k: Optional[Tensor], v: Optional[Tensor], cache: Optional[KVCache]) -> None:
@@ -81,5 +84,6 @@ class Attention(torch.nn.Module):
             raise ValueError(f"dropout is {self.dropout}: accepted in training with a cache is 0")
 
     def extra_repr(self) -> str:
-        names = ("heads", "head_dim", "kv_heads", "causal", "window_left", "window_right", "softcap", "scale", "dropout")
+        names = ("heads", "head_dim", "kv_heads", "causal", "window_left", "window_right", "softcap", "scale", "dropout",
+                 "invariance")
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)

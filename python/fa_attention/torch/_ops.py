@@ -18,9 +18,12 @@ _SHARED = ("Tensor? sink, Tensor[] captures, Tensor? cu_seqlens_q, Tensor? cu_se
            "float[] numbers, bool causal, float? scale, bool top_left, SymInt? window_left, SymInt? window_right, SymInt chunk, "
            "float dropout, bool deterministic, str? score, str? mask, str[] tensor_names, str[] number_names")
 _ARRAYS = 5  # of those behind captures
+_ALL = 22  # of those behind captures; invariant_forward has one more
 _FORWARD = f"forward(Tensor q, Tensor k, Tensor v, {_SHARED}) -> (Tensor o, Tensor lse)"
 _BACKWARD = (f"backward(Tensor? dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_SHARED}, "
              "bool[] needed) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor[] dcaptures)")
+_INVARIANT_FORWARD = f"invariant_{_FORWARD}".replace(_SHARED, f"{_SHARED}, str invariance")
+_INVARIANT_BACKWARD = f"invariant_{_BACKWARD}".replace(_SHARED, f"{_SHARED}, str invariance")
 
 REASON = ("the gradients of fa_attention are differentiated: accepted are first derivatives only (where create_graph=True is "
           "meant for other parts of the graph, detach these gradients)")
@@ -41,16 +44,29 @@ class Once(torch.autograd.Function):
 
 
 library = operators.Library("fa_attention", "DEF")
-for _schema in (_FORWARD, _BACKWARD):
+for _schema in (_FORWARD, _BACKWARD, _INVARIANT_FORWARD, _INVARIANT_BACKWARD):
     for _text in (_schema, _schema.replace("(", "_kernel(", 1)):
         library.define(_text, tags=(torch.Tag.pt2_compliant_tag,))
 forward_op = torch.ops.fa_attention.forward.default
 backward_op = torch.ops.fa_attention.backward.default
+invariant_forward_op = torch.ops.fa_attention.invariant_forward.default
+invariant_backward_op = torch.ops.fa_attention.invariant_backward.default
+
+
+def forward_of(rest: Sequence[Any]) -> Any:
+    """The operator for arguments behind rng_state."""
+    return invariant_forward_op if len(rest) > _ALL - _ARRAYS else forward_op
+
+
+def backward_of(rest: Sequence[Any]) -> Any:
+    """Likewise, without `needed`."""
+    return invariant_backward_op if len(rest) > _ALL - _ARRAYS else backward_op
 
 
 def _options_of(rest: Sequence[Any]) -> _options.Options:
     """Of the arguments behind captures."""
-    return _options.make_options(*rest[10:20], tuple(rest[20]), tuple(rest[21]), rest[0] is not None)
+    invariance = rest[_ALL] if len(rest) > _ALL and isinstance(rest[_ALL], str) else "none"
+    return _options.make_options(*rest[10:20], tuple(rest[20]), tuple(rest[21]), rest[0] is not None, invariance=invariance)
 
 
 def _call(rest: Sequence[Any]) -> Call:
@@ -118,7 +134,8 @@ def _differentiate(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> 
         return (None,) * 4 + ([None] * len(captures),) + (None,) * _ARRAYS + nothing
     needed[3] = needed[3] and sink is not None
     needed += [False] * (4 + len(captures) - len(needed))
-    dq, dk, dv, dsink, dcaptures = backward_op(dout, dlse, q, k, v, o, lse, sink, captures, *arrays, *ctx.rest, needed)
+    operator = backward_of(ctx.rest)
+    dq, dk, dv, dsink, dcaptures = operator(dout, dlse, q, k, v, o, lse, sink, captures, *arrays, *ctx.rest, needed)
     gradients = [t if need else None for t, need in zip((dq, dk, dv, dsink), needed)]
     return (*gradients, [t if need else None for t, need in zip(dcaptures, needed[4:])], *(None,) * _ARRAYS, *nothing)
 
@@ -153,7 +170,7 @@ def _mapped(operator: Callable[..., Any], main: int) -> Callable[..., Any]:
 
     def rule(info: Any, in_dims: Any, *arguments: Any) -> Any:
         size = info.batch_size
-        backward = operator is backward_op
+        backward = operator in (backward_op, invariant_backward_op)
         needed = arguments[-1] if backward else ()
         if _foldable(arguments, in_dims, main, needed):
             folded = [None if t is None else fold(t, dim, size) for t, dim in zip(arguments[:main], in_dims)]
@@ -194,15 +211,15 @@ def register_autograd(name: str, backward: Callable[..., Any], setup: Optional[C
     library.impl(f"{name}_kernel", operators.fallthrough_kernel, "Autograd")
 
 
-if not _native.load(library):
-    for _key in ("CPU", "CUDA"):
-        for _suffix in ("", "_kernel"):
-            library.impl(f"forward{_suffix}", _forward, _key)
-            library.impl(f"backward{_suffix}", _backward, _key)
-for _suffix in ("", "_kernel"):
-    operators.register_fake(f"fa_attention::forward{_suffix}", _forward_fake, lib=library)
-    operators.register_fake(f"fa_attention::backward{_suffix}", _backward_fake, lib=library)
-    operators.register_vmap(f"fa_attention::forward{_suffix}", _mapped(forward_op, 3), lib=library)
-    operators.register_vmap(f"fa_attention::backward{_suffix}", _mapped(backward_op, 7), lib=library)
-register_autograd("forward", _differentiate, _remember)
-register_autograd("backward", refuse, None)
+_compiled = _native.load(library)  # which has no invariant operators
+for _prefix, _both in (("", (forward_op, backward_op)), ("invariant_", (invariant_forward_op, invariant_backward_op))):
+    for _suffix in ("", "_kernel"):
+        for _key in ("CPU", "CUDA") if _prefix or not _compiled else ():
+            library.impl(f"{_prefix}forward{_suffix}", _forward, _key)
+            library.impl(f"{_prefix}backward{_suffix}", _backward, _key)
+        operators.register_fake(f"fa_attention::{_prefix}forward{_suffix}", _forward_fake, lib=library)
+        operators.register_fake(f"fa_attention::{_prefix}backward{_suffix}", _backward_fake, lib=library)
+        operators.register_vmap(f"fa_attention::{_prefix}forward{_suffix}", _mapped(_both[0], 3), lib=library)
+        operators.register_vmap(f"fa_attention::{_prefix}backward{_suffix}", _mapped(_both[1], 7), lib=library)
+    register_autograd(f"{_prefix}forward", _differentiate, _remember)
+    register_autograd(f"{_prefix}backward", refuse, None)
