@@ -60,8 +60,9 @@ def shared_prefix_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, block_t
         _cache_ops.refuse_gradients("shared_prefix_attention", named)
     if layout not in ("NHD", "HND"):
         raise ValueError(f"layout is {layout!r}: accepted are 'NHD' and 'HND'")
-    if not isinstance(q, Tensor):
-        raise TypeError(f"q is a {type_name(q)}: accepted is a torch.Tensor")
+    for name, t in (("q", q), ("k_pages", k_pages), ("v_pages", v_pages)):
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name} is a {type_name(t)}: accepted is a torch.Tensor")
     for name, t in (("k_pages", k_pages), ("v_pages", v_pages)):
         if isinstance(t, Tensor) and t.dtype in _cache_raw.CACHED_CODES:
             raise TypeError(f"{name} is {t.dtype}: accepted with shared prefixes is what q is, {q.dtype}, and for fewer bits "
