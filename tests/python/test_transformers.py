@@ -85,7 +85,8 @@ def compare(device, model, inputs, weight=1.0, output="logits"):
 
 
 def compare_errors(model, inputs, weight, output):
-    """In bf16, against `eager` in fp32: of results, and of all gradients together. A quarter more is what rounding makes of small models."""
+    """In bf16, against `eager` in fp32: of results, and of all gradients together. A quarter more is what rounding makes of small
+    models."""
     name, calls = make_watched()
     rounded = copy.deepcopy(model).bfloat16()
     model.load_state_dict({key: value.float() for key, value in rounded.state_dict().items()})  # the same weights
