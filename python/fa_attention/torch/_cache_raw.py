@@ -312,7 +312,7 @@ def append(k: Tensor, v: Optional[Tensor], k_cache: Tensor, v_cache: Optional[Te
     return q_out
 
 
-def _check_kind(name: str, t: Any, like: Optional[Tensor] = None, of: str = "q") -> None:
+def check_strided(name: str, t: Any, like: Optional[Tensor] = None, of: str = "q") -> None:
     if not isinstance(t, Tensor):
         raise TypeError(f"{name} is a {type_name(t)}: accepted is a torch.Tensor")
     if t.is_nested:
@@ -323,25 +323,25 @@ def _check_kind(name: str, t: Any, like: Optional[Tensor] = None, of: str = "q")
 
 def _check_main(name: str, t: Any, axes: Sequence[str], like: Optional[Tensor] = None, of: str = "q") -> None:
     """A tensor of one of the shapes `axes`, and of the dtype and device of `like`."""
-    _check_kind(name, t)
+    check_strided(name, t)
     if t.dim() not in [text.count(",") + 1 for text in axes]:
         raise ValueError(f"{name} has shape {list(t.shape)}: accepted is {' or '.join(axes)}")
     if t.dtype not in DTYPES:
         raise TypeError(f"{name} is {t.dtype}: accepted are {', '.join(map(str, DTYPES))}")
     if like is not None and t.dtype != like.dtype:
         raise TypeError(f"{name} is {t.dtype}: accepted is what {of} is, {like.dtype}")
-    _check_kind(name, t, like, of)
+    check_strided(name, t, like, of)
 
 
 def _check_cache(name: str, t: Any, layout: str, like: Tensor, of: str) -> None:
-    _check_kind(name, t)
+    check_strided(name, t)
     if t.dtype not in CACHED_CODES:
         _check_main(name, t, (LAYOUTS[layout],), like, of)
     elif t.dim() != 4:
         raise ValueError(f"{name} has shape {list(t.shape)}: accepted is {LAYOUTS[layout]}")
     elif like.dtype not in _QUERIES:
         raise TypeError(f"{of} is {like.dtype}: accepted with {name} of {t.dtype} are {' and '.join(map(str, _QUERIES))}")
-    _check_kind(name, t, like, of)
+    check_strided(name, t, like, of)
     if not isinstance(t.shape[-1], int) or t.shape[-1] <= 1:
         return
     if t.stride(-1) != 1:
@@ -351,12 +351,12 @@ def _check_cache(name: str, t: Any, layout: str, like: Tensor, of: str) -> None:
 def _check_numbers(name: str, t: Any, like: Tensor, axes: int = 1, dtypes: tuple[torch.dtype, ...] = (torch.int32,)) -> None:
     if t is None:
         return
-    _check_kind(name, t)
+    check_strided(name, t)
     if t.dtype not in dtypes:
         raise TypeError(f"{name} is {t.dtype}: accepted is {' or '.join(map(str, dtypes))}")
     if t.dim() != axes:
         raise ValueError(f"{name} has shape {list(t.shape)}: accepted is {('one axis', 'two axes, [rows, max_pages]')[axes - 1]}")
-    _check_kind(name, t, like)
+    check_strided(name, t, like)
     if axes == 1 and not t.is_contiguous():
         raise ValueError(f"{name} has strides {list(t.stride())}: accepted is a contiguous tensor")
 
@@ -378,7 +378,7 @@ def _check_scales(k: Tensor, v: Optional[Tensor], names: Sequence[str], call: An
             continue
         if scale is None:
             raise TypeError(f"{name} is None: accepted with {cache} of {t.dtype} is a torch.Tensor, {accepted}")
-        _check_kind(name, scale, like, of)
+        check_strided(name, scale, like, of)
         if scale.dtype != dtype:
             raise TypeError(f"{name} is {scale.dtype}: accepted is {accepted}")
         if scale.dim() != axes:
@@ -396,7 +396,7 @@ def _check_coded(q: Tensor, k: Tensor, v: Tensor, axes: str, call: PagedCall) ->
     if q.dim() != axes.count(",") + 1:
         raise ValueError(f"q has shape {list(q.shape)}: accepted is {axes}")
     for name, t in (("k_pages", k), ("v_pages", v)):
-        _check_kind(name, t, q)
+        check_strided(name, t, q)
         if t.dim() != 4:
             raise ValueError(f"{name} has shape {list(t.shape)}: accepted is {LAYOUTS[call.layout]}")
         if isinstance(t.shape[-1], int) and t.shape[-1] > 1 and t.stride(-1) != 1:
@@ -458,7 +458,7 @@ def check_kinds(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tensor
         raise ValueError("seqused_q is given: accepted is None without cu_seqlens_q")
     others = [*zip(call.options.tensors, captures)] + ([("sink", sink)] if sink is not None else [])
     for name, t in others:
-        _check_kind(name, t, q)
+        check_strided(name, t, q)
         if t.dtype not in CAPTURE_DTYPES:
             raise TypeError(f"{name} is {t.dtype}: accepted are {', '.join(map(str, CAPTURE_DTYPES))}")
         if t.dim() > 4:
@@ -534,13 +534,13 @@ def check_append_kinds(k: Tensor, v: Optional[Tensor], k_cache: Tensor, v_cache:
     for name, t in (("rotary_cos", call.rotary_cos), ("rotary_sin", call.rotary_sin)):
         if t is None:
             continue
-        _check_kind(name, t)
+        check_strided(name, t)
         if t.dtype not in {torch.float32, k.dtype}:
             raise TypeError(f"{name} is {t.dtype}: accepted are torch.float32 and what k is, {k.dtype}")
         if t.dim() != 2 or not t.is_contiguous():
             raise ValueError(f"{name} has shape {list(t.shape)} and strides {list(t.stride())}: accepted is a contiguous "
                              "[positions, rotary_dims / 2]")
-        _check_kind(name, t, k, "k")
+        check_strided(name, t, k, "k")
 
 
 def check_append(k: Tensor, v: Optional[Tensor], k_cache: Tensor, v_cache: Optional[Tensor], q: Optional[Tensor],

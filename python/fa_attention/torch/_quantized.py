@@ -10,7 +10,6 @@ from torch import Tensor
 from torch import library as operators
 
 from .. import _abi, _options
-from .._errors import type_name
 from .._options import HandleKey, Options, handle
 from . import _bound, _cache_raw, _raw
 from ._attention import Captures, check_sequences, is_direct, split_captures
@@ -36,21 +35,12 @@ forward_op = torch.ops.fa_attention.quantized_forward.default
 quantize_op = torch.ops.fa_attention.quantize.default
 
 
-def _check_strided(name: str, t: Any, like: Optional[Tensor] = None, of: str = "q") -> None:
-    if not isinstance(t, Tensor):
-        raise TypeError(f"{name} is a {type_name(t)}: accepted is a torch.Tensor")
-    if t.is_nested:
-        raise TypeError(f"{name} is a nested tensor: accepted is a strided one")
-    if like is not None and t.device != like.device:
-        raise ValueError(f"{name} is on {t.device}: accepted is where {of} is, {like.device}")
-
-
 def check(q: Tensor, k: Tensor, v: Tensor, scales: Sequence[Optional[Tensor]], sink: Optional[Tensor], captures: Sequence[Tensor],
           call: Call, dtype: Any) -> None:
     """TypeError and ValueError for what the library cannot see, or relies on. scales: q_scale, k_scale, v_scale, row_bias."""
     packed = call.options.varlen
     for name, t, accepted in zip("qkv", (q, k, v), _raw.AXES[packed]):
-        _check_strided(name, t, q if isinstance(q, Tensor) else None)
+        _cache_raw.check_strided(name, t, q if isinstance(q, Tensor) else None)
         if t.dtype not in CODES:
             raise TypeError(f"{name} is {t.dtype}: accepted are {', '.join(map(str, CODES))}, and wider ones by attention")
         if t.dim() != accepted.count(",") + 1:
@@ -120,7 +110,7 @@ def _check_quantize(main: Sequence[Optional[Tensor]], scales: Sequence[Optional[
         raise ValueError("q, k and v are None: accepted is one at least")
     of, first = given[0]
     for name, t in given:
-        _check_strided(name, t, first if isinstance(first, Tensor) else None, of)
+        _cache_raw.check_strided(name, t, first if isinstance(first, Tensor) else None, of)
         if t.dtype not in _WIDE:
             raise TypeError(f"{name} is {t.dtype}: accepted are {', '.join(map(str, _WIDE))}")
         if t.dim() not in (3, 4) or t.dim() != first.dim():
