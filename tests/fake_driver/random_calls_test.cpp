@@ -63,6 +63,38 @@ class RandomCallsTest : public LaunchesTest {
       EXPECT_LE(launch.address + launch.bytes, kMemoryAt + bytes);
     }
   }
+
+  /// A call of `random`, and of `more` its place and its bound.
+  static RandomCalls::Call drawn(const AttentionConfig& config, RandomCalls& random, RandomCalls& more) {
+    RandomCalls::Call call = random.call(config, random.shape(config));
+    if (config.k_dtype) store_in_few_bits(call.inputs, call.forward_shape, config);
+    if (size_of(config.dtype) == 1) call.outputs.o.dtype = DType::bf16;
+    call.forward_shape.aligned = call.forward_shape.aligned && api::rows_aligned(call.outputs.o);
+    place(call.inputs, call.forward_shape, config, more);
+    place(call.backward_inputs, call.backward_shape, config, more);
+    return call;
+  }
+
+  struct Served {
+    bool forward, backward;
+  };
+
+  /// Which of both was not refused; their launches stay within workspaces of the sizes that are said.
+  Served serve(const Attention& attention, const RandomCalls::Call& call) {
+    launches_().clear();
+    const bool forward = serves([&] {
+      const std::size_t bytes = attention.workspace_size(call.forward_shape);
+      attention.forward(call.inputs, call.outputs, nullptr, {kMemory, bytes});
+      expect_within(bytes);
+    });
+    launches_().clear();
+    const bool backward = serves([&] {
+      const std::size_t bytes = attention.backward_workspace_size(call.backward_shape);
+      attention.backward(call.backward_inputs, call.backward_outputs, nullptr, {kMemory, bytes});
+      expect_within(bytes);
+    });
+    return {forward, backward};
+  }
 };
 
 TEST_F(RandomCallsTest, AWorkspaceOfTheSizeThatIsSaidIsEnough) {
@@ -115,25 +147,9 @@ TEST_F(RandomCallsTest, SoItIsOfStatesPartsOfLargerCallsBoundsAnd8Bits) {
     const auto attention = create(config);
     if (!attention) continue;
     for (int i = 0; i < 3; ++i) {
-      RandomCalls::Call call = random.call(config, random.shape(config));
-      if (config.k_dtype) store_in_few_bits(call.inputs, call.forward_shape, config);
-      if (size_of(config.dtype) == 1) call.outputs.o.dtype = DType::bf16;
-      call.forward_shape.aligned = call.forward_shape.aligned && api::rows_aligned(call.outputs.o);
-      place(call.inputs, call.forward_shape, config, more);
-      place(call.backward_inputs, call.backward_shape, config, more);
+      const RandomCalls::Call call = drawn(config, random, more);
       SCOPED_TRACE("seed " + std::to_string(seed) + ": " + text_of(config, call.forward_shape));
-      launches_().clear();
-      const bool forward = serves([&] {
-        const std::size_t bytes = attention->workspace_size(call.forward_shape);
-        attention->forward(call.inputs, call.outputs, nullptr, {kMemory, bytes});
-        expect_within(bytes);
-      });
-      launches_().clear();
-      const bool backward = serves([&] {
-        const std::size_t bytes = attention->backward_workspace_size(call.backward_shape);
-        attention->backward(call.backward_inputs, call.backward_outputs, nullptr, {kMemory, bytes});
-        expect_within(bytes);
-      });
+      const auto [forward, backward] = serve(*attention, call);
       served["invariant"] += forward && config.invariance != Invariance::none;
       served["accumulating"] += forward && config.accumulate;
       served["stored in 8 bits"] += forward && config.k_dtype.has_value();
@@ -163,25 +179,9 @@ TEST_F(RandomCallsTest, SoItIsOfWideHeadsStatisticsValuesInKeysAnd4Bits) {
     if (!attention) continue;
     const Statistics& statistics = config.statistics;
     for (int i = 0; i < 3; ++i) {
-      RandomCalls::Call call = random.call(config, random.shape(config));
-      if (config.k_dtype) store_in_few_bits(call.inputs, call.forward_shape, config);
-      if (size_of(config.dtype) == 1) call.outputs.o.dtype = DType::bf16;
-      call.forward_shape.aligned = call.forward_shape.aligned && api::rows_aligned(call.outputs.o);
-      place(call.inputs, call.forward_shape, config, more);
-      place(call.backward_inputs, call.backward_shape, config, more);
+      const RandomCalls::Call call = drawn(config, random, more);
       SCOPED_TRACE("seed " + std::to_string(seed) + ": " + text_of(config, call.forward_shape));
-      launches_().clear();
-      const bool forward = serves([&] {
-        const std::size_t bytes = attention->workspace_size(call.forward_shape);
-        attention->forward(call.inputs, call.outputs, nullptr, {kMemory, bytes});
-        expect_within(bytes);
-      });
-      launches_().clear();
-      const bool backward = serves([&] {
-        const std::size_t bytes = attention->backward_workspace_size(call.backward_shape);
-        attention->backward(call.backward_inputs, call.backward_outputs, nullptr, {kMemory, bytes});
-        expect_within(bytes);
-      });
+      const auto [forward, backward] = serve(*attention, call);
       served["of wide heads"] += forward && config.head_dim > 256;
       served["of the widest heads"] += forward && config.head_dim > 512;
       served["backward, of wide heads"] += backward && config.head_dim > 256;
