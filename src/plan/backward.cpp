@@ -102,12 +102,22 @@ BackwardChoice choose_backward(const Problem& problem, const Fixed& fixed) noexc
   const BackwardFamily& family = backward_family(choice.family);
   choice.splits = choose_splits(problem, fixed, family);
   choice.rows_without_keys = family.misfit != nullptr && may_have_rows_without_keys(problem);
-  if (family.split_blocks == nullptr) return choice;
-  // Clusters are no persistent grid.
+  if (family.shares == nullptr) return choice;
+  // Neither clusters nor turns are a persistent grid.
   const bool alone = fixed.has("splits") || problem.bounded;
-  const int planned = alone ? 1 : family.split_blocks(problem, choice.splits);
-  choice.split_blocks = std::clamp(fixed.number("split_blocks", planned), 1, BackwardChoice::kMaxSplitBlocks);
-  if (choice.split_blocks > 1) choice.splits = 1;
+  const KeyTileShares planned = alone ? KeyTileShares() : family.shares(problem, choice.splits);
+  choice.split_blocks = std::clamp(fixed.number("split_blocks", planned.blocks), 1, BackwardChoice::kMaxSplitBlocks);
+  if (choice.split_blocks > 1) {
+    choice.splits = 1;
+    return choice;
+  }
+  if (fixed.number("in_turns", planned.turns > 1 ? 1 : 0) == 0) return choice;
+  const int parts = fixed.has("splits") ? choice.splits
+                    : planned.turns > 1 ? planned.turns
+                                        : static_cast<int>(std::min(group_of(problem), kMaxSplits));
+  if (!family.takes_turns(problem, parts)) return choice;
+  choice.in_turns = true;
+  choice.splits = parts;
   return choice;
 }
 

@@ -20,19 +20,28 @@ struct BackwardChoice {
   bool aligned = true;
   int splits = 1;  ///< of the query tiles of a key tile; a launch parameter, of which the kernel knows whether it is 1
   int split_blocks = 1;            ///< the same by the blocks of a cluster, which leave nothing to another kernel
+  bool in_turns = false;           ///< sm90: nor do those of `splits`, which add to dK and dV one behind the other
   bool rows_without_keys = false;  ///< sm90: of a dense batch, causality hides all keys from its first rows
   Gradients gradients = {};
+
+  bool leaves_splits() const noexcept { return splits > 1 && !in_turns; }  ///< to a kernel that adds them up
 
   /// Dense, below kSlots.
   int slot() const noexcept {
     const int unwanted = (gradients.dq ? 0 : 1) | (gradients.dk ? 0 : 2) | (gradients.dv ? 0 : 4);
-    const int kernel = (index_of(family) + kFamilies * (split_blocks - 1)) * 8;
+    const int kernel = (index_of(family) + kFamilies * (in_turns ? kMaxSplitBlocks : split_blocks - 1)) * 8;
     const int facts = (aligned ? 1 : 0) | (splits > 1 ? 2 : 0) | (rows_without_keys ? 4 : 0);
     return unwanted * kSlotsOfGradients + kernel + facts;
   }
   static constexpr int kMaxSplitBlocks = 8;  ///< of a portable cluster
-  static constexpr int kSlotsOfGradients = kFamilies * 8 * kMaxSplitBlocks;
+  static constexpr int kSlotsOfGradients = kFamilies * 8 * (kMaxSplitBlocks + 1);
   static constexpr int kSlots = 8 * kSlotsOfGradients;
+};
+
+/// Blocks that share the query tiles of a key tile: those of a cluster, or others that add to dK and dV in turns.
+struct KeyTileShares {
+  int blocks = 1;
+  int turns = 1;  ///< above 1 with one block
 };
 
 /// Never a function of the GPU: the same shapes give the same result on every GPU of an architecture.

@@ -36,9 +36,9 @@ bool has_equal_tiles(const Problem& problem) noexcept {
 /// those run side by side anyway. The last section has the tiles of the last rounds: the shortest of many heads end the
 /// grid. It may exceed the cache, so that it is short where a head has tiles enough to share; a group's tiles are
 /// longer, and so is what their imbalance costs.
-void set_sections(std::int64_t blocks, std::int64_t heads, std::int64_t in_cache, std::int64_t units,
-                  kernel::BackwardParams& params) noexcept {
-  const std::int64_t last_rounds = params.group > 1 ? 3 : 1;
+void set_sections(std::int64_t blocks, std::int64_t heads, std::int64_t group, std::int64_t in_cache,
+                  std::int64_t units, kernel::BackwardParams& params) noexcept {
+  const std::int64_t last_rounds = group > 1 ? 3 : 1;
   const std::int64_t many = std::max<std::int64_t>(heads, 1);
   const std::int64_t at_once =
       std::clamp<std::int64_t>(std::max(units / std::max<std::int64_t>(blocks, 1), in_cache), 1, many);
@@ -133,37 +133,39 @@ void set_sizes(const Problem& problem, const BackwardChoice& choice, const Kerne
 /// The blocks of the main kernel; tells `params` how they share the heads.
 std::int64_t deal_out(const Problem& problem, const KernelSpec& main, int multiprocessors, int most_blocks,
                       kernel::BackwardVariantParams& params) noexcept {
-  const std::int64_t splits = params.splits;
-  const std::int64_t entries = entries_of(problem);
-  const std::int64_t head_bytes = head_bytes_of(problem, params.group);
-  std::int64_t grid = std::int64_t{params.n_blocks} * problem.h_kv * entries * splits;
+  // In turns, a KV head has as many places in the grid as parts.
+  const std::int64_t parts = main.in_turns() ? params.splits : 1;
+  const std::int64_t splits = params.splits / parts;
+  const std::int64_t group = params.group / parts;
+  const std::int64_t all_heads = entries_of(problem) * problem.h_kv * parts;
+  const std::int64_t head_bytes = head_bytes_of(problem, group);
+  std::int64_t grid = std::int64_t{params.n_blocks} * all_heads * splits;
   // Blocks that stay for all their tiles hide the start of a tile behind the end of another; long tiles of unequal
   // length are balanced better by the hardware.
-  const bool long_tiles = problem.causal && std::int64_t{params.m_blocks} * params.group >= kLongTile;
+  const bool long_tiles = problem.causal && std::int64_t{params.m_blocks} * group >= kLongTile;
   const bool unequal = problem.varlen || needs_tile_lists(problem);
   const int cluster = main.cluster();
   const int pair = main.kernel().cluster;
   const bool ordered = main.ordered_dq();
   const bool stays = problem.bounded || (!long_tiles && !unequal);
-  if (cluster == 1 && main.kernel().persistent && stays && !ordered) {
-    params.heads_in_flight = balanced_heads(params.n_blocks * splits, entries * problem.h_kv, multiprocessors);
+  if (cluster == 1 && main.kernel().persistent && stays && !ordered && !main.in_turns()) {
+    params.heads_in_flight = balanced_heads(params.n_blocks * splits, all_heads, multiprocessors);
     return std::min<std::int64_t>(grid, std::max(multiprocessors, most_blocks));
   }
   grid *= pair;
-  params.heads_in_flight = static_cast<int>(
-      std::clamp<std::int64_t>(kL2Budget / head_bytes, 1, std::max<std::int64_t>(entries * problem.h_kv, 1)));
+  params.heads_in_flight =
+      static_cast<int>(std::clamp<std::int64_t>(kL2Budget / head_bytes, 1, std::max<std::int64_t>(all_heads, 1)));
   if (!ordered || unequal) {
     if (problem.causal) {
-      set_sections(params.n_blocks * splits, entries * problem.h_kv, params.heads_in_flight, multiprocessors / pair,
-                   params);
+      set_sections(params.n_blocks * splits, all_heads, group, params.heads_in_flight, multiprocessors / pair, params);
     }
     return grid;
   }
   // A block may wait for one in front of it only if that has started for certain, whatever else is on the GPU: it has a
   // lower number, and no block goes on to another tile; or a block has all key tiles of its heads.
-  const std::int64_t heads = problem.b * problem.h_kv;
+  const std::int64_t heads = all_heads;
   const std::int64_t whole = blocks_of_whole_heads(heads, multiprocessors);
-  if (cluster == 1 && splits == 1 && whole != 0 && whole * head_bytes <= 2 * kL2Budget) {
+  if (cluster == 1 && params.splits == 1 && !main.in_turns() && whole != 0 && whole * head_bytes <= 2 * kL2Budget) {
     params.heads_in_flight = static_cast<int>(whole);
     grid = whole;
   } else if (!has_equal_tiles(problem)) {  // of pairs the order follows from it: never a function of the GPU
@@ -227,7 +229,7 @@ BackwardGrids backward_params(const Problem& problem, const BackwardTensors& ten
   } else if (problem.gradients != Gradients{false, false, false} || wants_captured_gradients(problem)) {
     grids.main = deal_out(problem, kernels.main, multiprocessors, most_blocks, params);
   }
-  if (choice.splits > 1 && kernels.main.sums_keys()) {
+  if (choice.leaves_splits() && kernels.main.sums_keys()) {
     grids.reduce = ceil_div(problem.b * problem.h_kv * problem.s_kv, std::max(kernels.reduce_warps, 1));
   }
   if (kernels.main.adds_dq()) {

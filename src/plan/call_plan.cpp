@@ -318,7 +318,7 @@ void CallPlan::bind_backward(const SectionAddresses& at) noexcept {
     params.lse_log2 = at_section<float>(at, Section::lse_log2);
     params.delta = at_section<float>(at, Section::delta);
     params.dq_accum = at_section<float>(at, Section::dq_accum);
-    params.dq_turns = at_section<std::int32_t>(at, Section::dq_turns);
+    params.turns = at_section<std::int32_t>(at, Section::turns);
     params.partial = at_section<float>(at, Section::partial_dkv);
   };
   const bool lists = workspace.has(Section::tile_lists);

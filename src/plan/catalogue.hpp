@@ -112,8 +112,9 @@ struct BackwardFamily {
   bool (*follows)(const Fixed&) noexcept = nullptr;
   /// Whether all of its kernels may spill for a problem, so that the last family's stand behind them; nullptr: never.
   bool (*may_spill)(const Problem&) noexcept = nullptr;
-  /// Blocks of a cluster that share the query tiles of a key tile; nullptr: 1.
-  int (*split_blocks)(const Problem&, int splits) noexcept = nullptr;
+  /// Who shares the query tiles of a key tile; nullptr: nobody. And whether so many may add to dK and dV in turns.
+  KeyTileShares (*shares)(const Problem&, int splits) noexcept = nullptr;
+  bool (*takes_turns)(const Problem&, int parts) noexcept = nullptr;
   std::vector<KernelSpec> (*specs)(const Problem&, const Fixed&, const BackwardChoice&, bool deterministic);
   bool (*fits)(const Problem&, const Fixed&, bool deterministic) = nullptr;
   Candidates (*candidates)(const Problem&, const BackwardChoice&, bool deterministic);

@@ -93,6 +93,15 @@ bool KernelSpec::ordered_dq() const noexcept {
       own);
 }
 
+bool KernelSpec::in_turns() const noexcept {
+  return std::visit(
+      [](const auto& which) {
+        if constexpr (requires { which.in_turns; }) return which.in_turns;
+        return false;
+      },
+      own);
+}
+
 std::string kernel_name(const KernelSpec& spec) {
   return "fa_" + std::string(spec.kernel().entry);
 }

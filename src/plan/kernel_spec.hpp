@@ -147,6 +147,7 @@ struct KernelSpec : SpecHead {
   /// Keys whose softmax is formed alone, whoever else there is; 0: splits follow from the call.
   int split_keys() const noexcept;
   bool ordered_dq() const noexcept;
+  bool in_turns() const noexcept;  ///< blocks that share a key tile add to one dK and dV
   /// Of the main kernel of a backward: whether it adds to dQ's accumulator, and whether it sums dK or dV.
   bool adds_dq() const noexcept { return op() == Op::backward && write_dq; }
   bool sums_keys() const noexcept { return op() == Op::backward && !(without_dk && without_dv); }

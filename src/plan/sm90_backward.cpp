@@ -88,11 +88,12 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   const bool ordered = deterministic && !needs_tile_lists(problem) && problem.gradients.dq;
   spec.as<Sm90Backward>().ordered_dq = ordered;
   spec.as<Sm90Backward>().split_blocks = choice.split_blocks;
+  spec.as<Sm90Backward>().in_turns = choice.in_turns;
   spec.as<Sm90Backward>().rows_without_keys = choice.rows_without_keys;
   spec.write_dq = problem.gradients.dq && (!deterministic || ordered);
   spec.without_dk = !problem.gradients.dk;
   spec.without_dv = !problem.gradients.dv;
-  spec.split = choice.splits > 1;
+  spec.split = choice.leaves_splits();
   spec.varlen = problem.varlen;
   spec.dropout = problem.dropout;
   spec.place_in_memory = problem.reads_place();
@@ -182,6 +183,9 @@ std::string sm90_backward_refusal(const KernelSpec& spec) {
     return fmt::format("split_blocks = {}: accepted are 1 to {}", split_blocks, BackwardChoice::kMaxSplitBlocks);
   }
   if (split_blocks > 1 && spec.split) return "splits > 1: accepted with split_blocks = 1";
+  if (spec.in_turns() && (spec.split || spec.varlen || split_blocks > 1)) {
+    return "in_turns = true: accepted for dense batches, with split_blocks = 1";
+  }
   // What the blocks of a cluster add up takes the place of tiles.
   const int sums = spec.tile_n * (spec.d_qk + spec.d_v) * static_cast<int>(sizeof(float));
   if (split_blocks > 1 && sums > sm90::shared_layout(shape_of(spec)).dq) {

@@ -4,9 +4,9 @@
 #include <array>
 #include <cmath>
 
-#include "plan/backward.hpp"
 #include "plan/sm90_backward_pair.hpp"
 #include "plan/variant_launch.hpp"
+#include "plan/workspace.hpp"
 
 namespace fa::plan {
 namespace {
@@ -15,12 +15,16 @@ constexpr std::int64_t kKeysPerTile = 128;
 // In steps of the main loop: what a tile costs besides, and what adding up in a cluster does.
 constexpr double kTileSteps = 4;
 constexpr double kClusterSteps = 1.5;
-constexpr double kTail = 0.2;         // of the longest tile: multiprocessors end at different times
-constexpr double kReduceSteps = 4;    // of the kernel that adds up partial sums
-constexpr double kLeastSteps = 4;     // of a block: shorter ones only start and end
+constexpr double kTail = 0.2;             // of the longest tile: multiprocessors end at different times
+constexpr double kReduceSteps = 4;        // of the kernel that adds up partial sums
+constexpr double kLeastSteps = 4;         // of a block: shorter ones only start and end
+constexpr double kTurnSteps = 1.6;        // of a turn: sums are read, added to and left for the next
+constexpr double kLeastStepsOfTurn = 32;  // of a block: those of shorter ones stay for several tiles
+constexpr int kMostTurns = 64;
 constexpr double kWorthwhile = 0.96;  // of the time without a cluster
 // Bytes of Q, dO and dQ of the KV heads that run at once: as many are read from the L2 cache, and so many more make
 // steps by kSlowestRows slower. These and the constants above: a fit to 21 grids on an H100 (docs/experiments.md).
+constexpr double kSectionBytes = 20 << 20;  // of them that heads side by side have
 constexpr double kNearRows = 45e6;
 constexpr double kFarRows = 100e6;
 constexpr double kSlowestRows = 0.2;
@@ -108,19 +112,52 @@ double time_of_cluster(const Tiles& tiles, int blocks) noexcept {
   return time_of(tiles, blocks, blocks * clusters_at_once(blocks), kTileSteps + kClusterSteps);
 }
 
+/// Of `parts` blocks in turns, each with query heads of its own.
+double time_of_turns(const Tiles& tiles, int parts) noexcept {
+  Tiles each = tiles;
+  each.count *= parts;
+  each.longest /= parts;
+  each.mean /= parts;
+  each.bytes_of_head /= parts;
+  // Parts that start side by side end so, and wait for those in front. One block after the other starts, in a tile's
+  // time as many as run at once.
+  constexpr double kAtOnce = kHopperMultiprocessors;
+  const double fills_cache = std::floor(kSectionBytes / std::max(each.bytes_of_head, 1.));
+  const double beside = std::min(std::max({std::floor(kAtOnce / each.of_head), fills_cache, 1.}), double(parts));
+  const double waits = std::max(kTurnSteps - each.mean / kAtOnce, 0.) * (beside - 1) / 2;
+  return time_of(each, 1, kHopperMultiprocessors, kTileSteps + kTurnSteps + waits);
+}
+
 }  // namespace
 
-int sm90_backward_split_blocks(const Problem& problem, int splits) noexcept {
-  if (is_pair(problem)) return 1;
+bool sm90_backward_takes_turns(const Problem& problem, int parts) noexcept {
+  if (is_pair(problem) || problem.varlen || problem.bounded || problem.h_kv == 0) return false;
+  if (!problem.gradients.dk && !problem.gradients.dv) return false;
+  const std::int64_t group = problem.h_q / problem.h_kv;
+  // Turns of keys lie beside those of rows.
+  return parts > 1 && group % parts == 0 && keys_in_tiles(problem) <= group * problem.s_q;
+}
+
+KeyTileShares sm90_backward_shares(const Problem& problem, int splits) noexcept {
+  if (is_pair(problem)) return {};
   const Tiles tiles = tiles_of(problem);
-  int best = 1;
+  KeyTileShares best;
   const double reduce = splits > 1 ? kReduceSteps : 0;
   double least = (time_of(tiles, splits, kHopperMultiprocessors, kTileSteps) + reduce) * kWorthwhile;
   for (int blocks = 2; blocks <= BackwardChoice::kMaxSplitBlocks; ++blocks) {
     if (tiles.longest < kLeastSteps * blocks) break;
     const double time = time_of_cluster(tiles, blocks);
     if (time >= least) continue;
-    best = blocks;
+    best = {.blocks = blocks};
+    least = time;
+  }
+  const auto group =
+      static_cast<int>(problem.h_kv == 0 ? 0 : std::min<std::int64_t>(problem.h_q / problem.h_kv, kMostTurns));
+  for (int parts = 2; parts <= group; ++parts) {
+    if (tiles.longest < kLeastStepsOfTurn * parts || !sm90_backward_takes_turns(problem, parts)) continue;
+    const double time = time_of_turns(tiles, parts);
+    if (time >= least) continue;
+    best = {.turns = parts};
     least = time;
   }
   return best;

@@ -45,7 +45,7 @@ bool is_empty(const Problem& problem) {
 
 const char* name_of(Section section) noexcept {
   static constexpr std::array kNames{"counters", "partial_o", "partial_lse", "lse_log2",   "delta",
-                                     "dq_accum", "dq_turns",  "partial_dkv", "schedule",   "column_sums",
+                                     "dq_accum", "turns",     "partial_dkv", "schedule",   "column_sums",
                                      "max_rows", "max_keys",  "row_sums",    "tile_lists", "dq_tile_lists"};
   static_assert(kNames.size() == kSections);
   return kNames[static_cast<std::size_t>(section)];
@@ -117,6 +117,11 @@ ForwardNeeds forward_needs(const Problem& problem, const KernelSpec& attention, 
   return needs;
 }
 
+std::int64_t keys_in_tiles(const Problem& problem) noexcept {
+  constexpr std::int64_t kEveryTile = 384;  // a multiple of 64, 128 and 192
+  return ceil_div(problem.s_kv, kEveryTile) * kEveryTile;
+}
+
 std::int64_t padded_rows(const Problem& problem, const BackwardChoice& choice) noexcept {
   // Rows of a dense batch are padded for whole tiles; a packed one has the sequences' groups side by side.
   const std::int64_t rows_together = problem.varlen ? kernel::kRowGroup : backward_family(choice.family).rows_together;
@@ -136,9 +141,10 @@ WorkspaceLayout backward_workspace(const Problem& problem, const BackwardChoice&
   add(Section::lse_log2, rows);
   add(Section::delta, rows);
   if (needs.dq_accum) add(Section::dq_accum, rows * problem.d_qk);
-  if (needs.dq_turns) add(Section::dq_turns, rows / kernel::kRowGroup * kernel::kTurnsPerGroup);
+  if (needs.turns) add(Section::turns, rows / kernel::kRowGroup * kernel::kTurnsPerGroup);
   if (choice.splits > 1 && (choice.gradients.dk || choice.gradients.dv)) {
-    add(Section::partial_dkv, choice.splits * problem.b * problem.h_kv * problem.s_kv * (problem.d_qk + problem.d_v));
+    const std::int64_t keys = choice.in_turns ? keys_in_tiles(problem) : choice.splits * problem.s_kv;
+    add(Section::partial_dkv, problem.b * problem.h_kv * keys * (problem.d_qk + problem.d_v));
   }
   if (problem.statistics.max_logit_gradient) add(Section::max_keys, statistic_rows(problem));
   if (problem.statistics.column_sums_gradient) add(Section::row_sums, statistic_rows(problem));
@@ -154,7 +160,7 @@ WorkspaceLayout backward_workspace(const Problem& problem, const BackwardChoice&
 }
 
 BackwardNeeds backward_needs(const Problem& problem, const KernelSpec& main, const KernelSpec& dq) noexcept {
-  BackwardNeeds needs{main.adds_dq(), main.ordered_dq()};
+  BackwardNeeds needs{main.adds_dq(), main.ordered_dq() || main.in_turns()};
   if (!needs_tile_lists(problem)) return needs;
   needs.lists = mask_tiles_bytes(problem, main);
   if (dq.warps != 0) needs.dq_lists = mask_tiles_bytes(problem, dq);
@@ -195,8 +201,9 @@ WorkspaceSize backward_workspace_size(const Problem& problem, const Fixed& fixed
   const BackwardChoice choice = choose_backward(problem, fixed);
   BackwardNeeds needs;
   const bool all = problem.gradients == Gradients{};
-  needs.dq_turns = deterministic && orders_dq(problem, choice.family) && problem.gradients.dq;
-  needs.dq_accum = problem.gradients.dq && (!deterministic || needs.dq_turns);
+  const bool ordered = deterministic && orders_dq(problem, choice.family) && problem.gradients.dq;
+  needs.turns = ordered || choice.in_turns;
+  needs.dq_accum = problem.gradients.dq && (!deterministic || ordered);
   if (needs_tile_lists(problem) || !all) {
     const BackwardPlan planned = plan_backward(problem, fixed, deterministic);
     needs.dq_accum = planned.main.front().adds_dq();

@@ -20,7 +20,7 @@ enum class Section : std::uint8_t {
   lse_log2,     ///< f32 [b, h_q, padded_rows]
   delta,        ///< f32 [b, h_q, padded_rows]
   dq_accum,     ///< f32 [b, h_q, padded_rows, d_qk]
-  dq_turns,     ///< i32 [b, h_q, padded_rows / 16, 2]
+  turns,        ///< i32 [b, h_q, padded_rows / 16, 2]
   partial_dkv,  ///< f32 [splits, b, h_kv, s_kv, d_qk + d_v]
   schedule,     ///< templates/common/schedule_params.cuh
   column_sums,  ///< f32 [b, heads, s_kv], or [heads, total_kv]: where top keys are wanted alone
@@ -82,8 +82,8 @@ WorkspaceLayout forward_workspace(const Problem& problem, const Choice& choice, 
 
 /// What of its kernels the layout of a backward depends on.
 struct BackwardNeeds {
-  bool dq_accum = true;   ///< unless dQ has a pass of its own, or is not wanted
-  bool dq_turns = false;  ///< when dQ is ordered
+  bool dq_accum = true;  ///< unless dQ has a pass of its own, or is not wanted
+  bool turns = false;    ///< when dQ is ordered
   std::size_t lists = 0;
   std::size_t dq_lists = 0;
 };
@@ -93,6 +93,9 @@ WorkspaceLayout backward_workspace(const Problem& problem, const BackwardChoice&
 WorkspaceLayout backward_workspace(const Problem& problem, const BackwardChoice& choice, const BackwardNeeds& needs,
                                    std::int64_t padded_rows) noexcept;
 /// `dq`: meaningful unless the main kernel writes dQ.
+/// Rows of a head that the key tiles of any kernel fill, where dK and dV are summed tile by tile.
+std::int64_t keys_in_tiles(const Problem& problem) noexcept;
+
 BackwardNeeds backward_needs(const Problem& problem, const KernelSpec& main, const KernelSpec& dq) noexcept;
 
 /// s_q rounded up to a group of 16 rows, or to the greatest tile of an sm90 kernel; of a packed batch the rows of all

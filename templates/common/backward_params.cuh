@@ -10,7 +10,8 @@ namespace fa::kernel {
 inline constexpr int kRowGroup = 16;
 
 /// Of a group of rows, or of the query tile that starts there, where additions to dQ have an order: the place in it of
-/// the key tile that was last. Two, since two blocks may have half of the columns each.
+/// the key tile that was last. Two, since two blocks may have half of the columns each. Where dK and dV are added up in
+/// turns, the second is of a group of keys instead, counted over b and h_kv: how many blocks have added.
 inline constexpr int kTurnsPerGroup = 2;
 
 /// Launch parameters of every backward kernel, written by the host and passed whole as a `const __grid_constant__`
@@ -28,11 +29,11 @@ struct BackwardParams {
   void* dv;           // [b, h_kv, s_kv, d_v]
 
   // The workspace.
-  float* lse_log2;    // [b, h_q, padded_rows], LSE in base 2; +inf where a row has no weight
-  float* delta;       // [b, h_q, padded_rows], rowsum(dout o O) - dlse
-  float* dq_accum;    // [b, h_q, padded_rows, d_qk] in the order of dq_accum_index, null where dQ has a pass of its own
-  int32_t* dq_turns;  // [b, h_q, padded_rows / kRowGroup, kTurnsPerGroup], null unless dQ is ordered
-  float* partial;     // [splits, b, h_kv, s_kv, d_qk + d_v], split kernels only
+  float* lse_log2;  // [b, h_q, padded_rows], LSE in base 2; +inf where a row has no weight
+  float* delta;     // [b, h_q, padded_rows], rowsum(dout o O) - dlse
+  float* dq_accum;  // [b, h_q, padded_rows, d_qk] in the order of dq_accum_index, null where dQ has a pass of its own
+  int32_t* turns;   // [b, h_q, padded_rows / kRowGroup, kTurnsPerGroup], null without an order of additions
+  float* partial;   // [splits, b, h_kv, s_kv, d_qk + d_v], split kernels only; in turns [b, h_kv, n_blocks, tile]
 
   int64_t stride_q_b, stride_q_h, stride_q_s;
   int64_t stride_k_b, stride_k_h, stride_k_s;

@@ -23,8 +23,8 @@ FA_DEVICE void clear_sums(const BackwardParams& params, int thread) {
     float* accum = params.dq_accum + static_cast<int64_t>(ptx::block_index()) * (kRowGroup * kHeadDimQk);
     for (int i = thread; i < kChunks; i += kThreads) ptx::st_global_chunk(accum + 4 * i, Chunk{});
   }
-  if (params.dq_turns != nullptr && thread < kTurnsPerGroup) {
-    ptx::st_global(params.dq_turns + static_cast<int64_t>(ptx::block_index()) * kTurnsPerGroup + thread, int32_t{0});
+  if (params.turns != nullptr && thread < kTurnsPerGroup) {
+    ptx::st_global(params.turns + static_cast<int64_t>(ptx::block_index()) * kTurnsPerGroup + thread, int32_t{0});
   }
 }
 

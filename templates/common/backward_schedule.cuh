@@ -62,6 +62,25 @@ FA_DEVICE BackwardTile backward_tile(const BackwardParams& params, int index, in
   return tile;
 }
 
+/// The same where the blocks that share a key tile add in turns: in the grid, parts of a KV head's query heads are as
+/// heads are. Each block has a lower number than those that wait for it.
+template <class Variant, bool kCausal>
+FA_DEVICE BackwardTile backward_tile_in_turns(const BackwardParams& params, int index, int blocks, int heads) {
+  BackwardTile tile;
+  int part;
+  if constexpr (kCausal) {
+    const Section section = section_of_tile(params, index, blocks, heads * params.splits * params.b);
+    part = section.first_head + section.place % section.heads;
+    tile.block = section.place / section.heads;
+  } else {
+    tile.block = index % blocks;
+    part = index / blocks;
+  }
+  tile.split = part % params.splits;
+  place_of_head<Variant>(tile.batch, tile.head, part / params.splits, params.b, heads);
+  return tile;
+}
+
 /// The section of heads that a tile of a causal grid is in, where the last has no more heads than others.
 FA_DEVICE int section_of(const BackwardParams& params, int index, int blocks) {
   return index / params.splits / (params.heads_in_flight * blocks);

@@ -152,6 +152,12 @@ FA_DEVICE constexpr int split_blocks_of() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_turns() {
+  if constexpr (requires { Config::kInTurns; }) return Config::kInTurns;
+  return false;
+}
+
+template <class Config>
 FA_DEVICE constexpr bool is_given_entropy_gradient() {
   if constexpr (requires { Config::kEntropyGradient; }) return Config::kEntropyGradient;
   return false;
@@ -203,6 +209,8 @@ template <class Config>
 inline constexpr bool kMulticast = wants_multicast<Config>();  // of keys, to the two blocks of a cluster
 template <class Config>
 inline constexpr int kSplitBlocks = split_blocks_of<Config>();  // of a cluster, which share the steps of a key tile
+template <class Config>
+inline constexpr bool kInTurns = wants_turns<Config>();  // blocks that share a key tile add to one dK and one dV
 template <class Config>
 inline constexpr bool kOrderedDq = wants_ordered_dq<Config>();  // additions to dQ's accumulator
 template <class Config>

@@ -42,12 +42,23 @@ FA_DEVICE bool test_flag_global(const uint64_t* address, uint64_t value) {
   asm volatile("ld.acquire.gpu.global.b64 %0, [%1];" : "=l"(seen) : "l"(__cvta_generic_to_global(address)) : "memory");
   return seen == value;
 }
+/// The same of 32 bits.
+FA_DEVICE void raise_flag_global(int32_t* address, int32_t value) {
+  asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "r"(value) : "memory");
+}
+FA_DEVICE bool test_flag_global(const int32_t* address, int32_t value) {
+  int32_t seen;
+  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(seen) : "l"(__cvta_generic_to_global(address)) : "memory");
+  return seen == value;
+}
 /// The same until it is. The blocks before this one must not wait for it.
-FA_DEVICE void await_flag_global(const uint64_t* address, uint64_t value) {
+template <class Word>
+FA_DEVICE void await_flag_global(const Word* address, Word value) {
   while (!test_flag_global(address, value)) continue;
 }
 #ifdef FA_DEBUG_KERNELS
-FA_DEVICE void await_flag_global_or_stop(const char* text, const uint64_t* address, uint64_t value) {
+template <class Word>
+FA_DEVICE void await_flag_global_or_stop(const char* text, const Word* address, Word value) {
   const uint32_t start = global_nanoseconds();
   while (!test_flag_global(address, value)) {
     if (global_nanoseconds() - start > kDebugPatience) debug_stop(text);

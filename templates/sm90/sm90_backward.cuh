@@ -61,21 +61,22 @@ struct Backward : BackwardDqAlone<Config> {
   using Functions = typename Base::Functions;
   using DkSums = typename Base::DkSums;
   using DvSums = typename Base::DvSums;
+  using Turns = typename Base::Turns;
   using Job = typename Base::Job;
   using Place = typename Base::Place;
   using Base::Base;
   using Base::kTileM, Base::kTileN, Base::kHeadDimQk, Base::kHeadDimV, Base::kConsumers, Base::kProducerRegisters,
       Base::kConsumerRegisters, Base::kVarlen, Base::kDropout, Base::kWantsDk, Base::kWantsDv, Base::kSums,
-      Base::kSplitBlocks, Base::kFunctions, Base::kLooks, Base::kLoadAhead, Base::kTilesShared, Base::kTilesOffset,
-      Base::params, Base::shared, Base::tiles, Base::q_shared, Base::do_shared, Base::ds_shared, Base::delta_shared,
-      Base::k_empty, Base::v_empty, Base::step_empty, Base::dq_empty, Base::infinite_keys, Base::init_barriers,
-      Base::lane_index, Base::consumer_index, Base::warp_index, Base::stage_of, Base::release, Base::job, Base::has_job,
-      Base::release_job, Base::again, Base::find_jobs, Base::place_of, Base::advance, Base::rows_of, Base::produce,
-      Base::add_dq, Base::look_at_dq, Base::await_keys, Base::await_values, Base::await_q, Base::await_dout,
-      Base::has_rows_without_keys, Base::functions, Base::apply_functions, Base::tell_infinite_keys, Base::issue_scores,
-      Base::issue_dp, Base::issue_dv, Base::issue_dk, Base::tie_dv, Base::tie_dk, Base::issue_dq, Base::exponentiate,
-      Base::draw, Base::differentiate, Base::pack, Base::pack_weights, Base::share, Base::hand_over_dq,
-      Base::accumulate_dq;
+      Base::kSplitBlocks, Base::kInTurns, Base::kFunctions, Base::kLooks, Base::kLoadAhead, Base::kTilesShared,
+      Base::kTilesOffset, Base::params, Base::shared, Base::tiles, Base::q_shared, Base::do_shared, Base::ds_shared,
+      Base::delta_shared, Base::k_empty, Base::v_empty, Base::step_empty, Base::dq_empty, Base::infinite_keys,
+      Base::init_barriers, Base::lane_index, Base::consumer_index, Base::warp_index, Base::stage_of, Base::release,
+      Base::job, Base::has_job, Base::release_job, Base::again, Base::find_jobs, Base::place_of, Base::advance,
+      Base::rows_of, Base::produce, Base::add_dq, Base::look_at_dq, Base::await_keys, Base::await_values, Base::await_q,
+      Base::await_dout, Base::has_rows_without_keys, Base::functions, Base::apply_functions, Base::tell_infinite_keys,
+      Base::issue_scores, Base::issue_dp, Base::issue_dv, Base::issue_dk, Base::tie_dv, Base::tie_dk, Base::issue_dq,
+      Base::exponentiate, Base::draw, Base::differentiate, Base::pack, Base::pack_weights, Base::share,
+      Base::hand_over_dq, Base::accumulate_dq;
 
   FA_DEVICE void run() {
     if (ptx::thread_index() == 0) init_barriers();
@@ -138,6 +139,9 @@ struct Backward : BackwardDqAlone<Config> {
       FA_UNROLL
       for (int i = 0; i < kHeadDimV / 2; ++i) dv[i] *= params.dropout.inverse_keep;
     }
+    if constexpr (kInTurns) {
+      if (!add_in_turn(dk, dv, work, 4 * consumer + warp_index())) return;
+    }
     if constexpr (kSplitBlocks > 1) {
       if constexpr (kLooks)
         ptx::mbarrier_wait(dq_empty(), static_cast<uint32_t>(count + 1) % 2);  // K and dS are not read
@@ -182,6 +186,24 @@ struct Backward : BackwardDqAlone<Config> {
     }
     ptx::sync_warp();
     ptx::cluster_sync();  // another block may still read sums here
+  }
+
+  /// Adds this block's dK and dV of a warp's 16 keys to those of the blocks in front of it. Whether they are whole now,
+  /// and in the registers.
+  FA_DEVICE bool add_in_turn(Dk& dk, Dv& dv, const Job& work, int warp) const {
+    const int64_t tile = (int64_t{work.tile.batch} * params.h_kv + work.tile.head) * params.n_blocks + work.tile.block;
+    const Turns turns{params.partial + tile * Turns::kFloats,
+                      params.turns + (tile * (4 * kConsumers) + warp) * kernel::kTurnsPerGroup + 1, warp};
+    if (work.tile.split > 0) {
+      turns.await(work.tile.split);
+      if constexpr (kWantsDk) turns.template load<0>(dk);
+      if constexpr (kWantsDv) turns.template load<Turns::kDkTiles>(dv);
+    }
+    if (work.tile.split + 1 == params.splits) return true;
+    if constexpr (kWantsDk) turns.template leave<0>(dk);
+    if constexpr (kWantsDv) turns.template leave<Turns::kDkTiles>(dv);
+    turns.pass_on(work.tile.split + 1);
+    return false;
   }
 
   FA_DEVICE T* rows_of_keys(void* base, int64_t stride_b, int64_t stride_h, int64_t stride_s, const Job& work) const {

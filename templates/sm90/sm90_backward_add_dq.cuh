@@ -85,7 +85,7 @@ struct BackwardAddDq : BackwardCopies<Config> {
 
   /// Where the last key tile that has added to a query tile has left the number of the next.
   FA_DEVICE int32_t* turn_of(const Place& at) const {
-    return params.dq_turns + int64_t{at.row_group} * kernel::kTurnsPerGroup;
+    return params.turns + int64_t{at.row_group} * kernel::kTurnsPerGroup;
   }
 
   FA_DEVICE void add_tile(const Job& work, const Place& at) const {

@@ -24,9 +24,9 @@ struct BackwardJobs : BackwardBlock<Config> {
   using Variant = typename Base::Variant;
   using Lengths = typename Base::Lengths;
   using Base::Base;
-  using Base::kTileM, Base::kTileN, Base::kVarlen, Base::kOrdered, Base::kSplitBlocks, Base::kTwoSided, Base::kLists,
-      Base::kTilesShared, Base::kTilesOffset, Base::params, Base::shared, Base::tiles, Base::job_shared, Base::job_full,
-      Base::job_empty, Base::lane_index;
+  using Base::kTileM, Base::kTileN, Base::kVarlen, Base::kOrdered, Base::kSplitBlocks, Base::kInTurns, Base::kTwoSided,
+      Base::kLists, Base::kTilesShared, Base::kTilesOffset, Base::params, Base::shared, Base::tiles, Base::job_shared,
+      Base::job_full, Base::job_empty, Base::lane_index;
 
   FA_DEVICE int tile_index(int round) const {
     // A block keeps its place among those that add to the same heads.
@@ -50,8 +50,14 @@ struct BackwardJobs : BackwardBlock<Config> {
       return job_in_slot(round % 2);
     } else {
       constexpr bool kSections = Config::kCausal || kOrdered;
-      const BackwardTile tile =
-          kernel::backward_tile<Variant, kSections, false>(params, tile_index(round), params.n_blocks, params.h_kv);
+      BackwardTile tile;
+      if constexpr (kInTurns) {
+        tile =
+            kernel::backward_tile_in_turns<Variant, kSections>(params, tile_index(round), params.n_blocks, params.h_kv);
+      } else {
+        tile =
+            kernel::backward_tile<Variant, kSections, false>(params, tile_index(round), params.n_blocks, params.h_kv);
+      }
       return {tile, steps_of(tile, params), params};
     }
   }
@@ -140,6 +146,8 @@ struct BackwardJobs : BackwardBlock<Config> {
     if constexpr (kVarlen) {
       ptx::mbarrier_wait(job_full(round % 2), static_cast<uint32_t>(round) / 2 % 2);
       return static_cast<int>(ptx::ld_shared_b32(job_shared(round % 2))) >= 0;
+    } else if constexpr (kInTurns) {
+      return round == 0;  // a block has one tile
     } else if constexpr (kTilesShared) {
       return tile_index(round) < static_cast<int>(ptx::ld_shared_b32(shared + kTilesOffset));
     } else {

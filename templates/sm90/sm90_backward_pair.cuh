@@ -927,7 +927,7 @@ struct BackwardPair {
   /// Of the query tile and this block's columns.
   template <int kRank>
   FA_DEVICE int32_t* turn_of(const Addition& addition) const {
-    return params.dq_turns + int64_t{addition.group} * kernel::kTurnsPerGroup + kRank;
+    return params.turns + int64_t{addition.group} * kernel::kTurnsPerGroup + kRank;
   }
 
   FA_DEVICE int first_row_group(const Job& work, const Query& query) const {

@@ -15,6 +15,7 @@
 #include <sm90/sm90_backward_layout.cuh>
 #include <sm90/sm90_backward_params.cuh>
 #include <sm90/sm90_backward_store.cuh>
+#include <sm90/sm90_backward_turns.cuh>
 #include <sm90/sm90_finite_keys.cuh>
 #include <sm90/sm90_placed_params.cuh>
 #include <sm90/sm90_shared_tile.cuh>
@@ -67,6 +68,7 @@ struct BackwardTraits {
   static constexpr bool kKeysInRegisters = kTileM == 64 && kConsumers <= 2;  // where dQ alone is wanted
   // Of a cluster: they share the query tiles of a key tile, add up dK and dV, and have no other tile.
   static constexpr int kSplitBlocks = kernel::kSplitBlocks<Config>;
+  static constexpr bool kInTurns = kernel::kInTurns<Config>;
   static constexpr bool kTwoSided = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden from last rows too
   static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
   // S and dP are at hand together; also of a mask of packed batches, which looks at all elements of all tiles.
@@ -125,9 +127,12 @@ struct BackwardTraits {
   static_assert(kLayout.dq == kLayout.ds + kDsBuffers * DsTile::kBytes);
   static_assert(kLayout.work >= kLayout.mbarriers + kMbarrierBytes * kShape.mbarriers(), "the barriers fit");
   using DkSums = ClusterSums<kSplitBlocks, 4 * kConsumers, kHeadDimQk / 8>;
+  using Turns = TurnSums<4 * kConsumers, kHeadDimQk / 8, kHeadDimV / 8>;
   using DvSums = ClusterSums<kSplitBlocks, 4 * kConsumers, kHeadDimV / 8>;
   static_assert(kSplitBlocks == 1 || DkSums::kBytes + DvSums::kBytes <= kLayout.dq, "sums take the place of tiles");
   static_assert(kSplitBlocks == 1 || !Config::kSplit, "sums of a cluster are whole");
+  static_assert(!kInTurns || (kSplitBlocks == 1 && !Config::kSplit && !kVarlen),
+                "one place for the sums of a key tile");
   // Gradients of captures leave no register for the number of tiles: it lies behind the barriers.
   static constexpr bool kTilesShared = Variant::kGradients > 0 && kStages < 4;
   static constexpr int kTilesOffset = kLayout.work - 4;

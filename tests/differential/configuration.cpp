@@ -47,7 +47,7 @@ void choose_kernels(Random& random, Configuration& c, Where where) {
   if (choice >= 26 && choice < 30) forward.text = "splits=3";
   if (choice >= 30 && choice < 34) forward.text = kExactMax;
   if (choice >= 34 && choice < 38) forward = {"sm80", "tile_m=64 tile_n=48 warps=4"};
-  static constexpr const char* kClusters[] = {"split_blocks=2", "split_blocks=3", "split_blocks=5", "split_blocks=8"};
+  static constexpr const char* kClusters[] = {"split_blocks=2", "split_blocks=3", "in_turns=1", "split_blocks=8"};
   if (choice >= 38 && choice < 54) c.config.kernel_backward = KernelOverride{"", kClusters[choice % 4]};
   if (choice >= 38) return;
   c.config.kernel = forward;

@@ -148,8 +148,11 @@ AttentionGradients run_backward(const BackwardCase& c, const BackwardData& data,
   if (problem.dropout) packed.dropout = fa::plan::dropout_params(0.5);
   fa::plan::CallPlan call;
   const PlanKernels all = plan_kernels(c.specs, problem, kernels);
-  const fa::plan::BackwardChoice choice{
-      .family = c.specs.main.family(), .aligned = aligned, .splits = c.splits, .gradients = problem.gradients};
+  const fa::plan::BackwardChoice choice{.family = c.specs.main.family(),
+                                        .aligned = aligned,
+                                        .splits = c.splits,
+                                        .in_turns = c.specs.main.in_turns(),
+                                        .gradients = problem.gradients};
   plan_call(problem, choice, all.specs, tensors,
             {static_cast<double>(c.attention.softmax_scale()), c.blocks, false, packed}, call);
   run_plan(call, all, memory, seed);

@@ -149,6 +149,7 @@ struct Sm90Shape {
   bool causal, write_dq, split, ordered = false;
   int split_blocks = 1;
   fa::Gradients wanted = {};
+  bool in_turns = false;
 };
 constexpr fa::Gradients kDqAlone{true, false, false};
 constexpr fa::Gradients kDkAlone{false, true, false};
@@ -187,6 +188,12 @@ constexpr Sm90Shape kSm90Shapes[] = {
     {DType::bf16, 64, 64, 128, 128, 2, false, false, true, false, 1, kDkAlone},
     {DType::f16, 96, 80, 64, 128, 2, true, true, false, false, 1, kWithoutDk},
     {DType::bf16, 64, 64, 64, 128, 2, false, true, false, false, 2, {true, true, false}},
+    // dK and dV in turns: one and several key tiles, head dims that differ, dQ in order too, one of the sums.
+    {DType::bf16, 64, 64, 128, 128, 2, true, true, false, false, 1, {}, true},
+    {DType::f16, 128, 128, 64, 128, 2, false, true, false, false, 1, {}, true},
+    {DType::bf16, 72, 24, 64, 64, 2, true, true, false, true, 1, {}, true},
+    {DType::f16, 40, 48, 64, 64, 3, false, true, false, true, 1, {}, true},
+    {DType::bf16, 96, 80, 64, 64, 2, true, true, false, false, 1, kWithoutDk, true},
 };
 
 // By pairs of blocks: columns in two halves, in unequal ones, in parts of slabs; rings of two and three.
@@ -223,6 +230,7 @@ BackwardSpecs to_specs(const Sm90Shape& shape) {
   both.without_dq = !shape.wanted.dq;
   both.main.as<fa::plan::Sm90Backward>().ordered_dq = shape.ordered;
   both.main.as<fa::plan::Sm90Backward>().split_blocks = shape.split_blocks;
+  both.main.as<fa::plan::Sm90Backward>().in_turns = shape.in_turns;
   both.main.as<fa::plan::Sm90Backward>().rows_without_keys = shape.causal;  // the planned ones have none
   both.main.split = shape.split;
   both.dq.own = fa::plan::Sm80BackwardDq{};

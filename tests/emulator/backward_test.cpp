@@ -55,6 +55,7 @@ BackwardCase make_case(const BackwardSpecs& specs, const Row& row) {
   c.attention.causal_align = row[5] == 0 ? CausalAlign::bottom_right : CausalAlign::top_left;
   c.dlse = row[6] != 0;
   c.splits = specs.main.split ? kSplits[row[7]] : 1;
+  if (specs.main.in_turns()) c.splits = static_cast<int>(c.attention.h_q / c.attention.h_kv);
   c.attention.b = static_cast<std::int64_t>(row[8]) + 1;
   return c;
 }
@@ -137,6 +138,7 @@ BackwardCase make_sm90_case(const BackwardSpecs& specs, const Row& row) {
   c.attention.s_kv = kSm90Keys[row[1]];
   c.attention.h_q = kSm90Heads[row[2]][0];
   c.attention.h_kv = kSm90Heads[row[2]][1];
+  if (specs.main.in_turns()) c.splits = static_cast<int>(c.attention.h_q / c.attention.h_kv);
   c.placement = kSm90Placements[row[4]];
   c.blocks = kBlocks[row[7]];
   return c;

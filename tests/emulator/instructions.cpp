@@ -546,21 +546,24 @@ std::int32_t atomic_add_acq_rel_global(std::int32_t* address, std::int32_t value
   });
 }
 
-void raise_flag_global(std::uint64_t* address, std::uint64_t value, const Site& site) {
-  check_writable(address, sizeof value, "st.release.gpu.global.b64", site);
+namespace {
+
+template <class Word>
+void raise_flag(Word* address, Word value, const char* name, const Site& site) {
+  check_writable(address, sizeof value, name, site);
   Lane& lane = Machine::current();
   Machine::of(lane).memory().in_order(lane.warp->block->index, address, [&] {
-    std::atomic_ref<std::uint64_t>(*address).store(value, std::memory_order_release);
+    std::atomic_ref<Word>(*address).store(value, std::memory_order_release);
     return 0;
   });
 }
 
-void await_flag_global(const std::uint64_t* address, std::uint64_t value, const Site& site) {
-  constexpr const char* kName = "ld.acquire.gpu.global.b64";
-  check_global(address, sizeof value, sizeof value, kName, site);
+template <class Word>
+void await_flag(const Word* address, Word value, const char* name, const Site& site) {
+  check_global(address, sizeof value, sizeof value, name, site);
   Lane& lane = Machine::current();
   Machine& machine = Machine::of(lane);
-  const std::atomic_ref<std::uint64_t> flag(const_cast<std::uint64_t&>(*address));
+  const std::atomic_ref<Word> flag(const_cast<Word&>(*address));
   const auto start = std::chrono::steady_clock::now();
   const auto is_up = [&] {
     machine.step(lane);
@@ -572,10 +575,26 @@ void await_flag_global(const std::uint64_t* address, std::uint64_t value, const 
     std::this_thread::yield();  // to another block
     machine.check_others();
     if (std::chrono::steady_clock::now() - start > kPatience) {
-      machine.raise(FaultKind::deadlock, lane, kName, reinterpret_cast<std::uintptr_t>(address), site,
+      machine.raise(FaultKind::deadlock, lane, name, reinterpret_cast<std::uintptr_t>(address), site,
                     "no block raises the flag there");
     }
   }
+}
+
+}  // namespace
+
+void raise_flag_global(std::uint64_t* address, std::uint64_t value, const Site& site) {
+  raise_flag(address, value, "st.release.gpu.global.b64", site);
+}
+void raise_flag_global(std::int32_t* address, std::int32_t value, const Site& site) {
+  raise_flag(address, value, "st.release.gpu.global.b32", site);
+}
+
+void await_flag_global(const std::uint64_t* address, std::uint64_t value, const Site& site) {
+  await_flag(address, value, "ld.acquire.gpu.global.b64", site);
+}
+void await_flag_global(const std::int32_t* address, std::int32_t value, const Site& site) {
+  await_flag(address, value, "ld.acquire.gpu.global.b32", site);
 }
 
 void signal_global(std::int32_t* address, std::int32_t value, const Site& site) {

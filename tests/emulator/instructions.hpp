@@ -52,8 +52,10 @@ std::int32_t atomic_add_global(std::int32_t* address, std::int32_t value, const 
 /// The same in order: blocks that count later may read what the block has written before.
 std::int32_t atomic_add_acq_rel_global(std::int32_t* address, std::int32_t value, const Site& site);
 void raise_flag_global(std::uint64_t* address, std::uint64_t value, const Site& site);
+void raise_flag_global(std::int32_t* address, std::int32_t value, const Site& site);
 /// Whatever the memory held before, it may be read.
 void await_flag_global(const std::uint64_t* address, std::uint64_t value, const Site& site);
+void await_flag_global(const std::int32_t* address, std::int32_t value, const Site& site);
 /// Adds to `count` floats of global memory that somebody has written, each at once whatever other blocks do.
 void red_add_f32(float* address, const float* values, int count, const char* name, const Site& site);
 

@@ -84,6 +84,7 @@ std::vector<Mutation> all_mutations() {
                            &variant_backward_mutations,
                            &sm90_backward_split_mutations,
                            &sm90_backward_cluster_mutations,
+                           &sm90_backward_turn_mutations,
                            &sm90_backward_pair_mutations}) {
     std::vector<Mutation> more = piece();
     list.insert(list.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));

@@ -86,6 +86,10 @@ BackwardCase backward_case_of(const Mutation& mutation) {
     c.blocks = 4 * static_cast<int>(c.attention.b * c.attention.h_kv);
   }
   c.splits = c.specs.main.split ? 2 : 1;
+  if (c.specs.main.in_turns()) {
+    c.splits = 3;
+    c.attention.h_q = c.splits * c.attention.h_kv;
+  }
   c.attention.causal = c.specs.main.causal;
   if (mutation.subject.spoilt == Spoilt::row) c.attention.s_kv = c.attention.s_q - kSpoiltRows;
   if (mutation.subject.spoilt == Spoilt::key) c.attention.causal_align = fa::CausalAlign::top_left;

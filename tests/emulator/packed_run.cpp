@@ -314,7 +314,9 @@ AttentionGradients run_packed(const BackwardSpecs& specs, const PackedCase& c, c
   kernels.names[Role::attention] = c.main_kernel;
   fa::plan::CallPlan plan;
   plan_call(
-      problem, fa::plan::BackwardChoice{.family = main.family(), .splits = c.splits, .gradients = problem.gradients},
+      problem,
+      fa::plan::BackwardChoice{
+          .family = main.family(), .splits = c.splits, .in_turns = main.in_turns(), .gradients = problem.gradients},
       kernels.specs, tensors,
       {static_cast<double>(c.attention.softmax_scale()), main.bounded ? kBlocks : 1, false, call.variants()}, plan);
   if (c.main_blocks != 0) plan.step(Role::attention)->grid = c.main_blocks;

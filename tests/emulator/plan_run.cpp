@@ -61,7 +61,9 @@ fa::plan::SectionAddresses place_sections(const CallPlan& call, Memory& memory, 
     }
     const std::size_t bytes = call.workspace.bytes(section);
     at[i] = memory.add_output(name_of(section), bytes);
-    if (section == Section::partial_o || section == Section::partial_lse) memory.track(at[i]);
+    const bool tells =
+        section == Section::partial_o || section == Section::partial_lse || section == Section::partial_dkv;
+    if (tells) memory.track(at[i]);  // blocks read what others have written
     if (!trusted) memory.set_flags(at[i], bytes, Memory::kReadable | Memory::kWritable);
   }
   return at;

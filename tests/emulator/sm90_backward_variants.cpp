@@ -49,6 +49,10 @@ std::vector<Sm90BackwardVariant> chosen() {
        .dropout = true,
        .split_blocks = 2},
       {.choice = "plain", .varlen = true, .dropout = true, .split_blocks = 4, .deterministic = true},
+      {.choice = "softcap_bias", .d_qk = 40, .d_v = 48, .causal = true, .tile_n = 128, .splits = 2, .in_turns = true},
+      {.choice = "documents", .dtype = DType::f16, .causal = true, .splits = 2, .in_turns = true},
+      {.choice = "window_sink", .causal = true, .splits = 2, .in_turns = true, .deterministic = true},
+      {.choice = "plain", .tile_n = 128, .dropout = true, .splits = 2, .in_turns = true, .wanted = {true, true, false}},
       {.choice = "plain", .causal = true, .tile_n = 128, .dropout = true, .wanted = {true, false, false}},
       {.choice = "plain", .d_qk = 72, .causal = true, .varlen = true, .wanted = {true, false, false}},
       {.choice = "two_sided", .tile_n = 128, .deterministic = true, .wanted = {true, false, false}},
@@ -126,6 +130,7 @@ BackwardSpecs backward_specs_of(const Sm90BackwardVariant& variant) {
   fixed.set("tile_n", variant.tile_n);
   if (variant.split_blocks == 1) fixed.set("splits", variant.splits);
   fixed.set("split_blocks", variant.split_blocks);
+  if (variant.in_turns) fixed.set("in_turns", 1);
   const fa::plan::BackwardPlan plan = plan_backward(problem, fixed, variant.deterministic);
   BackwardSpecs specs{plan.main.front(), {}};
   if (!plan.dq.empty()) specs.dq = plan.dq.front();

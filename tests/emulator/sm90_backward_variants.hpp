@@ -22,6 +22,7 @@ struct Sm90BackwardVariant {
   bool dropout = false;
   int splits = 1;
   int split_blocks = 1;
+  bool in_turns = false;
   bool deterministic = false;
   float scale = 0;  ///< 0: the default
   fa::Gradients wanted = {};

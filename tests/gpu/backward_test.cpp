@@ -301,12 +301,21 @@ TEST_F(Backward, ClustersOfBlocks) {
   run_for_clusters(33, 64, kDims, 9, 900, [](int i) { return fmt::format("split_blocks={}", 2 + (i + i / 7) % 7); });
 }
 
-/// dK and dV of a cluster are the same bits each time: the blocks' sums are added in one order.
-TEST_F(Backward, ClustersAreRepeatable) {
+/// Blocks that have query heads of their own and add to dK and dV in turns, as many as query heads.
+TEST_F(Backward, Turns) {
+  if (driver::device_info(0).arch != plan::parse_arch("sm_90a")) GTEST_SKIP() << "GPU 0 is no Hopper";
+  constexpr std::array<std::int64_t, 2> kDims[] = {{128, 128}, {64, 64}, {96, 128}, {40, 24}, {72, 8}};
+  run_for_clusters(44, 48, kDims, 9, 900, [](int) { return std::string("in_turns=1"); });
+}
+
+/// dK and dV that several blocks add up are the same bits each time.
+class RepeatableSums : public Backward, public testing::WithParamInterface<const char*> {};
+
+TEST_P(RepeatableSums, OfBlocksThatShareAKeyTile) {
   if (driver::device_info(0).arch != plan::parse_arch("sm_90a")) GTEST_SKIP() << "GPU 0 is no Hopper";
   const AttentionCase c{.b = 2, .h_q = 12, .h_kv = 2, .s_q = 700, .s_kv = 900, .d_qk = 128, .d_v = 128, .causal = true};
   AttentionConfig config = config_of(c);
-  config.kernel_backward = KernelOverride{"sm90", "split_blocks=4"};
+  config.kernel_backward = KernelOverride{"sm90", GetParam()};
   const Attention attention = Attention::create(config);
   DeviceBackwardCase device(c);
   std::vector<std::byte> dk, dv;
@@ -324,6 +333,7 @@ TEST_F(Backward, ClustersAreRepeatable) {
     }
   }
 }
+INSTANTIATE_TEST_SUITE_P(Kernels, RepeatableSums, testing::Values("split_blocks=4", "in_turns=1"));
 
 // What masks hide may be NaN or infinite.
 

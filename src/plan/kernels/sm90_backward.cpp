@@ -26,6 +26,11 @@ constexpr Field kFields[] = {
         .as("kSplitBlocks", "of a cluster, for a key tile")
         .open("Thread blocks of a cluster that share the query rows of a key tile")
         .by_call(),
+    field<&Sm90Backward::in_turns>("in_turns")
+        .when_set()
+        .as("kInTurns", "blocks that share a key tile add dK and dV")
+        .open("Thread blocks that share a key tile add dK and dV in turns")
+        .by_call(),
     field<&Sm90Backward::ordered_dq>("ordered_dq").when_set().as("kOrderedDq", "additions to it"),
     field<&Sm90Backward::rows_without_keys>("rows_without_keys").when_set().as("kRowsWithoutKeys"),
     field<&SpecHead::without_dk>("without_dk").when_set().as("kWithoutDk"),
@@ -139,7 +144,8 @@ constinit const BackwardFamily kSm90BackwardFamily{
     .obstacle = sm90_backward_obstacle,
     .follows = follows,
     .may_spill = may_spill,
-    .split_blocks = sm90_backward_split_blocks,
+    .shares = sm90_backward_shares,
+    .takes_turns = sm90_backward_takes_turns,
     .specs = sm90_backward_specs,
     .candidates = sm90_backward_candidates,
 };

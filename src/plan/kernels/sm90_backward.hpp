@@ -9,6 +9,7 @@ struct Kernel;
 struct Sm90Backward {
   bool ordered_dq = false;         ///< key tiles add to dQ's accumulator in one order
   int split_blocks = 1;            ///< blocks of a cluster, which share the query tiles of a key tile
+  bool in_turns = false;           ///< blocks that share a key tile add to one dK and dV, one behind the other
   bool rows_without_keys = false;  ///< of a dense batch, in front of the causal diagonal
 
   static const Kernel& kernel() noexcept;

@@ -1,4 +1,4 @@
-// Mistakes in the Hopper backward whose key tiles a cluster of blocks shares.
+// Mistakes in the Hopper backward whose key tiles several blocks share: those of a cluster, or in turns.
 
 #include "emulator/mutations/pieces.hpp"
 #include "emulator/mutations/subjects.hpp"
@@ -9,6 +9,12 @@ namespace {
 KernelSpec cluster_of(int blocks) {
   KernelSpec spec = sm90_backward();
   spec.as<fa::plan::Sm90Backward>().split_blocks = blocks;
+  return spec;
+}
+
+KernelSpec in_turns() {
+  KernelSpec spec = sm90_backward();
+  spec.as<fa::plan::Sm90Backward>().in_turns = true;
   return spec;
 }
 
@@ -63,6 +69,54 @@ std::vector<Mutation> sm90_backward_cluster_mutations() {
            pair,
            {FaultKind::global_uninitialised}},
       });
+}
+
+std::vector<Mutation> sm90_backward_turn_mutations() {
+  const KernelSpec turns = in_turns();
+  using enum FaultKind;
+  return joined({in("sm90/sm90_backward_turns.cuh",
+                    {
+                        {"turn_taken_before_it_comes",
+                         "if (lane() == 0) ptx::await_flag_global(turn, number);",
+                         "static_cast<void>(number);",
+                         turns,
+                         {unfenced}},
+                        {"turn_given_before_all_lanes_have_left_sums",
+                         "ptx::sync_warp();\n    if (lane() == 0) ptx::raise_flag_global(turn, number);",
+                         "if (lane() == 0) ptx::raise_flag_global(turn, number);",
+                         turns,
+                         {unfenced, global_uninitialised}},
+                        {"turn_sums_of_all_warps_in_one_place",
+                         "(warp * (kDkTiles + kDvTiles) + tile)",
+                         "tile",
+                         turns,
+                         {unfenced}},
+                    }),
+                 in("sm90/sm90_backward.cuh",
+                    {
+                        {"turn_sums_of_others_left_out",
+                         "if constexpr (kWantsDv) turns.template load<Turns::kDkTiles>(dv);",
+                         "",
+                         turns,
+                         {}},
+                        {"turn_sums_of_dv_in_those_of_dk",
+                         "turns.template leave<Turns::kDkTiles>(dv);",
+                         "turns.template leave<0>(dv);",
+                         turns,
+                         {global_uninitialised}},
+                        {"turn_whole_sums_not_stored",
+                         "work.tile.split + 1 == params.splits",
+                         "work.tile.split == params.splits",
+                         turns,
+                         {global_uninitialised}},
+                    }),
+                 in("common/backward_schedule.cuh", {
+                                                        {"turn_parts_have_the_same_heads",
+                                                         "tile.split = part % params.splits;",
+                                                         "tile.split = 0;",
+                                                         turns,
+                                                         {global_uninitialised}},
+                                                    })});
 }
 
 }  // namespace emulator

@@ -160,7 +160,7 @@ TEST(Fixed, OpenFieldsAreThoseOfAllKernels) {
     EXPECT_TRUE(names.contains(name)) << name;
   }
   EXPECT_FALSE(names.contains("dynamic"));
-  EXPECT_EQ(open_fields(Op::backward).size(), 6U);
+  EXPECT_EQ(open_fields(Op::backward).size(), 7U);
 }
 
 }  // namespace

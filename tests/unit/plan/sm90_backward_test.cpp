@@ -355,14 +355,108 @@ TEST(Sm90BackwardClusters, FewKvHeadsOfManyQueryHeadsAreShared) {
   Problem p = problem_of(128, 128);
   p.b = 1;
   p.h_q = 32;
-  p.h_kv = 4;  // 128 key tiles, of which the longest is twice the mean
+  p.h_kv = 8;  // 256 key tiles, of which the longest is twice the mean
   const BackwardChoice choice = choose_backward(p, {});
   EXPECT_GT(choice.split_blocks, 1);
   EXPECT_EQ(choice.splits, 1);
   EXPECT_FALSE(first_of(p).split);
   EXPECT_EQ(first_of(p).cluster(), choice.split_blocks);
-  p.h_kv = 1;
-  EXPECT_GE(choose_backward(p, {}).split_blocks, choice.split_blocks);
+}
+
+// ---- blocks that add to dK and dV in turns
+
+TEST(Sm90BackwardTurns, LongKeyTilesOfManyQueryHeadsHaveThem) {
+  Problem p = problem_of(128, 128);
+  p.b = 1;
+  p.h_q = 32;
+  p.h_kv = 4;
+  const BackwardChoice choice = choose_backward(p, {});
+  EXPECT_TRUE(choice.in_turns);
+  EXPECT_GT(choice.splits, 1);
+  EXPECT_EQ(8 % choice.splits, 0) << "whole query heads";
+  EXPECT_FALSE(choice.leaves_splits());
+  const KernelSpec spec = first_of(p);
+  EXPECT_TRUE(spec.in_turns());
+  EXPECT_FALSE(spec.split);
+  EXPECT_EQ(spec.cluster(), 1);
+  EXPECT_NE(choice.slot(), (BackwardChoice{.family = Family::sm90, .splits = choice.splits}.slot()));
+  EXPECT_LT(choice.slot(), BackwardChoice::kSlots);
+  p.h_kv = p.h_q;
+  EXPECT_FALSE(choose_backward(p, {}).in_turns) << "a query head each";
+}
+
+TEST(Sm90BackwardTurns, AreTakenWhereTheyCanBe) {
+  const Fixed turns{{"in_turns", 1}};
+  const auto parts = [](const Problem& problem, const Fixed& fixed) {
+    const BackwardChoice choice = choose_backward(problem, fixed);
+    return choice.in_turns ? choice.splits : 0;
+  };
+  Problem p = problem_of(128, 128);
+  p.h_kv = 4;
+  EXPECT_EQ(parts(p, turns), 4) << "as many as query heads";
+  EXPECT_EQ(parts(p, {{"in_turns", 1}, {"splits", 2}}), 2);
+  EXPECT_EQ(parts(p, {{"in_turns", 1}, {"splits", 3}}), 0) << "no whole query heads";
+  EXPECT_EQ(parts(p, {{"in_turns", 1}, {"split_blocks", 2}}), 0);
+  EXPECT_EQ(parts(p, {{"in_turns", 0}}), 0);
+  EXPECT_EQ(choose_backward(p, {{"splits", 2}}).splits, 2);
+  EXPECT_FALSE(choose_backward(p, {{"splits", 2}}).in_turns) << "partial sums, as before";
+  const auto refused = [&](auto change) {
+    Problem other = p;
+    change(other);
+    return parts(other, turns) == 0;
+  };
+  EXPECT_TRUE(refused([](Problem& other) { other.varlen = true; }));
+  EXPECT_TRUE(refused([](Problem& other) { other.bounded = true; }));
+  EXPECT_TRUE(refused([](Problem& other) { other.d_qk = other.d_v = 256; }));
+  EXPECT_TRUE(refused([](Problem& other) { other.gradients = {true, false, false}; }));
+  EXPECT_TRUE(refused([](Problem& other) { other.s_q = other.s_kv / 8; })) << "more keys than rows";
+  EXPECT_TRUE(refused([](Problem& other) { other.h_kv = other.h_q; }));
+  EXPECT_FALSE(refused([](Problem& other) { other.causal = false; }));
+}
+
+TEST(Sm90BackwardTurns, PartsAreAsHeadsInTheGrid) {
+  Problem p = problem_of(128, 128);
+  p.h_kv = 4;
+  const BackwardChoice choice = choose_backward(p, {{"in_turns", 1}, {"splits", 4}});
+  KernelSet kernels;
+  kernels[Role::attention] = first_of(p, {{"in_turns", 1}, {"splits", 4}});
+  const auto turns = backward_launch(p, {}, 1, choice, kernels, 132);
+  Problem alone = p;
+  alone.h_kv = alone.h_q;
+  KernelSet plain;
+  plain[Role::attention] = first_of(alone);
+  const auto heads = backward_launch(alone, {}, 1, {.family = Family::sm90}, plain, 132);
+  EXPECT_EQ(turns.params.splits, 4);
+  EXPECT_EQ(turns.params.heads_in_flight, heads.params.heads_in_flight);
+  EXPECT_EQ(turns.params.last_section, heads.params.last_section);
+  EXPECT_EQ(turns.params.n_blocks, heads.params.n_blocks);
+}
+
+TEST(Sm90BackwardTurns, SumsAreThereOnce) {
+  Problem p = problem_of(64, 64);
+  p.h_kv = 4;
+  p.s_q = p.s_kv = 1000;
+  const auto bytes = [&p](int parts) {
+    const BackwardChoice choice{.family = Family::sm90, .splits = parts, .in_turns = true};
+    const WorkspaceLayout layout = backward_workspace(p, choice, BackwardNeeds{.turns = true});
+    // Turns of keys are the second ones of groups of rows.
+    EXPECT_GE(layout.bytes(Section::turns), std::size_t{4} * 4 * keys_in_tiles(p) / 16 * 2 * sizeof(std::int32_t));
+    return layout.bytes(Section::partial_dkv);
+  };
+  EXPECT_EQ(bytes(4), bytes(2));
+  EXPECT_EQ(bytes(2), std::size_t{4} * 4 * 1152 * 128 * sizeof(float)) << "whole tiles of 64, 128 or 192 keys";
+  EXPECT_GE(backward_workspace_size(p, {{"in_turns", 1}}, false).bytes, bytes(4));
+}
+
+TEST(Sm90BackwardTurns, OtherKernelsHaveNone) {
+  KernelSpec spec = first_of(problem_of(128, 128));
+  spec.as<Sm90Backward>().in_turns = true;
+  EXPECT_EQ(sm90_backward_refusal(spec), "");
+  spec.varlen = true;
+  EXPECT_NE(sm90_backward_refusal(spec).find("in_turns"), std::string::npos);
+  spec.varlen = false;
+  spec.as<Sm90Backward>().split_blocks = 2;
+  EXPECT_NE(sm90_backward_refusal(spec).find("in_turns"), std::string::npos);
 }
 
 TEST(Sm90BackwardClusters, ShortKeyTilesAreNotShared) {
@@ -427,10 +521,10 @@ TEST(Sm90BackwardWorkspace, StatisticsAreReadInWholeTiles) {
   EXPECT_EQ(plain.offset(Section::delta) - plain.offset(Section::lse_log2), rows * 4);
   EXPECT_EQ(plain.offset(Section::dq_accum) - plain.offset(Section::delta), rows * 4);
   EXPECT_EQ(plain.bytes() - plain.offset(Section::dq_accum), rows * 72 * 4);
-  EXPECT_FALSE(plain.has(Section::dq_turns));
-  const WorkspaceLayout ordered = backward_workspace(p, {.family = Family::sm90}, BackwardNeeds{.dq_turns = true});
-  EXPECT_EQ(ordered.offset(Section::dq_turns), plain.bytes());
-  EXPECT_EQ(ordered.bytes() - ordered.offset(Section::dq_turns), rows / 16 * 2 * 4);
+  EXPECT_FALSE(plain.has(Section::turns));
+  const WorkspaceLayout ordered = backward_workspace(p, {.family = Family::sm90}, BackwardNeeds{.turns = true});
+  EXPECT_EQ(ordered.offset(Section::turns), plain.bytes());
+  EXPECT_EQ(ordered.bytes() - ordered.offset(Section::turns), rows / 16 * 2 * 4);
   EXPECT_EQ(backward_workspace_size(p, {Family::sm90, {{"splits", 1}}}, true).bytes, ordered.bytes());
   const WorkspaceLayout split = backward_workspace(p, {.family = Family::sm90, .splits = 3}, BackwardNeeds{});
   EXPECT_EQ(split.offset(Section::partial_dkv), plain.bytes());
@@ -531,7 +625,7 @@ TEST(Sm90BackwardLaunch, ThePersistentGridIsThatOfTheGpu) {
   EXPECT_EQ(split.grids.dq, 2 * 12 * 3);
   EXPECT_EQ(split.grids.convert, 0);
   EXPECT_EQ(split.params.dq_accum, nullptr);
-  EXPECT_EQ(split.params.dq_turns, nullptr);
+  EXPECT_EQ(split.params.turns, nullptr);
 }
 
 // Where additions to dQ have an order, no block goes from tile to tile and waits for others on the way: it has whole
@@ -553,7 +647,7 @@ TEST(Sm90BackwardLaunch, OrderedTiles) {
     EXPECT_EQ(heads.grids.main, 128) << "two heads each, of 256";
     EXPECT_EQ(heads.params.heads_in_flight, 128);
     EXPECT_NE(heads.params.dq_accum, nullptr);
-    EXPECT_NE(heads.params.dq_turns, nullptr);
+    EXPECT_NE(heads.params.turns, nullptr);
     EXPECT_EQ(heads.grids.dq, 0);
     EXPECT_EQ(heads.grids.convert, heads.grids.preprocess);
     EXPECT_EQ(launch(16, 512, causal, 2).grids.main, 2 * 4 * 256) << "a part of a head each";

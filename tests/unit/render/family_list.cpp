@@ -295,6 +295,11 @@ void add_hopper_fields(Families& all) {
       all.forward(name, problem, false, {"sm90", text});
     }
   }
+  problem = problem_of("sm_90a", DType::bf16, 128, 128, true);
+  problem.h_kv = problem.h_q / 2;
+  for (const bool deterministic : {false, true}) {
+    all.backward(name + " turns", problem, deterministic, false, {"sm90", "in_turns=1"});
+  }
   problem = problem_of("sm_90a", DType::e4m3, 128, 128, true);
   problem.o_dtype = DType::e4m3;
   for (const char* const text : {"", "half_bytes=1", "polynomials=2"}) all.forward(name, problem, false, {"", text});

@@ -23,11 +23,12 @@ FA_DEVICE void red_max_u64(uint64_t* address, uint64_t value, const emulator::Si
   emulator::red_max_u64(address, value, site);
 }
 
-FA_DEVICE void raise_flag_global(uint64_t* address, uint64_t value,
-                                 const emulator::Site& site = emulator::Site::current()) {
+template <class Word>
+FA_DEVICE void raise_flag_global(Word* address, Word value, const emulator::Site& site = emulator::Site::current()) {
   emulator::raise_flag_global(address, value, site);
 }
-FA_DEVICE void await_flag_global(const uint64_t* address, uint64_t value,
+template <class Word>
+FA_DEVICE void await_flag_global(const Word* address, Word value,
                                  const emulator::Site& site = emulator::Site::current()) {
   emulator::await_flag_global(address, value, site);
 }
