@@ -37,6 +37,7 @@ struct Kernel {
   std::string_view entry = name;  ///< behind "fa_", the entry point
   Op op = Op::forward;
   Family family = Family::automatic;  ///< automatic: it serves every family
+  Facts keyed_on = Facts::call;       ///< of those that name problems: what its specs follow from
   Unit unit{};
   std::span<const Field> fields;
   int cluster = 1;                                      ///< thread blocks that share a tile
@@ -70,7 +71,8 @@ std::string refusal(const KernelSpec& spec);
 /// How a family computes a forward: what the planner asks for each.
 struct ForwardFamily {
   Family family;
-  const Kernel* kernel;  ///< the main one
+  const Kernel* kernel;         ///< the main one
+  Facts bits_of = Facts::call;  ///< the least that it lets bits of a row follow from, where a call wants that
   /// Thread blocks from which on the keys of a query tile are not split.
   std::int64_t enough_blocks;
   bool has_counter = false;  ///< blocks may take query tiles from a counter

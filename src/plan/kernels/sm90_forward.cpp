@@ -112,6 +112,7 @@ constexpr Kernel kKernel{
 constinit const ForwardFamily kSm90ForwardFamily{
     .family = Family::sm90,
     .kernel = &kKernel,
+    .bits_of = Facts::request,
     // Blocks stay to the end, one a multiprocessor: more tiles than Hopper has of them would make some run twice as
     // long as others.
     .enough_blocks = kHopperMultiprocessors,

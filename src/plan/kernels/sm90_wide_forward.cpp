@@ -65,6 +65,7 @@ constexpr Kernel kKernel{
 constinit const ForwardFamily kSm90WideForwardFamily{
     .family = Family::sm90_wide,
     .kernel = &kKernel,
+    .bits_of = Facts::request,
     .enough_blocks = kHopperMultiprocessors,  // as of sm90_forward
     .misfit = sm90_wide_forward_misfit,
     .obstacle = sm90_copy_obstacle,
