@@ -194,6 +194,7 @@ constexpr Shape kShapes[] = {
     {kContiguous, DType::bf16, 64, 64, 64, 8, 32, 2, kCausal | kPackGqa | kOwnParts | kTwoBlocks, "", 1},
     {kContiguous, DType::bf16, 64, 64, 64, 8, 32, 3, kPackGqa | kSplit, "", 1},
     {kContiguous, DType::bf16, 264, 72, 64, 12, 64, 2, kPacked | kCausal | kPackGqa | kScheduled | kWide},
+    {8, DType::bf16, 64, 64, 64, 8, 32, 2, kCausal | kPackGqa | kOwnParts, "", 1, 0, 0, "evict_first=1"},
 };
 
 void take_sm90(KernelSpec& spec, const Shape& shape) {
