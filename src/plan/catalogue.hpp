@@ -40,9 +40,13 @@ struct Kernel {
   Facts keyed_on = Facts::call;       ///< of those that name problems: what its specs follow from
   Unit unit{};
   std::span<const Field> fields;
-  int cluster = 1;                                      ///< thread blocks that share a tile
-  bool persistent = false;                              ///< blocks stay for all the tiles that they take
-  bool tensor_maps = false;                             ///< its parameters begin with tensor maps
+  int cluster = 1;           ///< thread blocks that share a tile
+  bool persistent = false;   ///< blocks stay for all the tiles that they take
+  bool tensor_maps = false;  ///< its parameters begin with tensor maps
+  bool cuts_groups = false;  ///< a tile may have some of the query heads that a KV head has, with pack_gqa
+  /// Under causality, heads that blocks work on at a time for their tiles to be at many places of heads
+  /// (heads_of_spread_places); nullptr: any number does.
+  int (*spread_heads)(std::int64_t m_blocks, std::int64_t heads, std::int64_t most, int multiprocessors) = nullptr;
   int (*shared_bytes)(const KernelSpec&) = nullptr;     ///< dynamic, of a thread block; nullptr: none
   std::string (*refusal)(const KernelSpec&) = nullptr;  ///< why it cannot be built; nullptr: it always can
   /// Resident thread blocks a multiprocessor, where the spec says how many; nullptr: one.

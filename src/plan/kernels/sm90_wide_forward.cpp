@@ -54,6 +54,8 @@ constexpr Kernel kKernel{
     .fields = kFields,
     .persistent = true,
     .tensor_maps = true,
+    .cuts_groups = true,
+    .spread_heads = heads_of_spread_places,
     .shared_bytes = sm90_wide_forward_shared_bytes,
     .refusal = sm90_wide_forward_refusal,
     .starts_early = [](const KernelSpec&) { return true; },
