@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Names sentences of more than 30 words in pages (*.md) and in the comments of headers (*.h, *.hpp), and links of pages
-that lead nowhere, or to sources without the name in front (`name` in [file](path)); headings that are none; and functions of
-the C header that docs/api.md, the map of the API, leaves out.
+that lead nowhere, or to sources without the name in front (`name` in [file](path)); headings that are none; functions of
+the C header that docs/api.md, the map of the API, leaves out; and kernels of the catalogue that no page of docs/kernels names.
 
     tools/check_prose.py README.md CONTRIBUTING.md docs include
 
@@ -116,6 +116,14 @@ def unnamed_functions(page, header=pathlib.Path("include/fa/fa.h")):
             yield f"{page}: {function} of {header} is not named"
 
 
+def unnamed_kernels(page, catalogue=pathlib.Path("src/plan")):
+    pages = "".join(path.read_text(encoding="utf-8") for path in page.parent.glob("*.md"))
+    for source in sorted(catalogue.rglob("*.cpp")):
+        for kernel in re.findall(r'\.name = "(\w+)"', source.read_text(encoding="utf-8")):
+            if not re.search(rf"\b{kernel}\b", pages):
+                yield f"{page}: no page of {page.parent} names {kernel}, a kernel of {source}"
+
+
 def messages_of(path):
     yield from long_sentences(path)
     if path.suffix == ".md":
@@ -124,6 +132,8 @@ def messages_of(path):
         yield from headings_without_blank(path)
     if path.parts[-2:] == ("docs", "api.md"):
         yield from unnamed_functions(path)
+    if path.parts[-3:] == ("docs", "kernels", "README.md"):
+        yield from unnamed_kernels(path)
 
 
 def main(arguments):
