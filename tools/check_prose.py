@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Names sentences of more than 30 words in pages (*.md) and in the comments of headers (*.h, *.hpp), and links of pages
-that lead nowhere; headings that are none; and functions of the C header that docs/api.md, the map of the API, leaves
-out.
+that lead nowhere, or to sources without the name in front (`name` in [file](path)); headings that are none; functions of
+the C header that docs/api.md, the map of the API, leaves out; and kernels of the catalogue that no page of docs/kernels names.
 
     tools/check_prose.py README.md CONTRIBUTING.md docs include
 
@@ -89,6 +89,17 @@ def dead_links(page):
             yield f"{page}: link to {link}, which is not there"
 
 
+def names_elsewhere(page):
+    """`name` in [file](path), or in brackets, or in a table: the file has the name."""
+    link = r"\[[^\]]*\]\(([^)#]+\.(?:cuh|cpp|hpp|h))\)"
+    text = page.read_text(encoding="utf-8")
+    for name, place in re.findall(rf"`([A-Za-z_:]+)(?:\([^`]*\))?`(?:\s+in\s+|\s+\(|[^|`\n]*(?:, | in )){link}", text):
+        target = page.parent / place
+        own = name.split("::")[-1]
+        if target.exists() and not re.search(rf"\b{own}\b", target.read_text(encoding="utf-8")):
+            yield f"{page}: {name} is not in {place}"
+
+
 def headings_without_blank(page):
     fenced = False
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
@@ -105,13 +116,24 @@ def unnamed_functions(page, header=pathlib.Path("include/fa/fa.h")):
             yield f"{page}: {function} of {header} is not named"
 
 
+def unnamed_kernels(page, catalogue=pathlib.Path("src/plan")):
+    pages = "".join(path.read_text(encoding="utf-8") for path in page.parent.glob("*.md"))
+    for source in sorted(catalogue.rglob("*.cpp")):
+        for kernel in re.findall(r'\.name = "(\w+)"', source.read_text(encoding="utf-8")):
+            if not re.search(rf"\b{kernel}\b", pages):
+                yield f"{page}: no page of {page.parent} names {kernel}, a kernel of {source}"
+
+
 def messages_of(path):
     yield from long_sentences(path)
     if path.suffix == ".md":
         yield from dead_links(path)
+        yield from names_elsewhere(path)
         yield from headings_without_blank(path)
     if path.parts[-2:] == ("docs", "api.md"):
         yield from unnamed_functions(path)
+    if path.parts[-3:] == ("docs", "kernels", "README.md"):
+        yield from unnamed_kernels(path)
 
 
 def main(arguments):

@@ -212,8 +212,9 @@ fi
 if command -v python3 >/dev/null; then
   check "sentences of at most 30 words, links that lead somewhere" \
     python3 tools/check_prose.py README.md CONTRIBUTING.md docs include
+  check "sizes of files and functions" python3 tools/check_sizes.py
 else
-  count skip "pages (no python3)"
+  count skip "pages and sizes (no python3)"
 fi
 
 if [[ $mode != quick ]]; then

@@ -10,6 +10,7 @@
 #include "api/problem.hpp"
 #include "api/recording.hpp"
 #include "api/schedule.hpp"
+#include "plan/catalogue.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/schedule.hpp"
 #include "support/log.hpp"
@@ -280,7 +281,7 @@ std::optional<Ready> DeviceOperation<Op>::other_stored(const plan::Problem& want
   }
   std::vector<plan::Fixed> others;
   ready_.for_each([&](const Ready& ready) { others.push_back(plan::fixed_to(ready.specs[Role::attention])); });
-  others.push_back({plan::Family::sm80, {{"splits", 1}}});
+  others.push_back({plan::forward_families().back()->family, {{"splits", 1}}});  // as of backwards
   for (const plan::Fixed& other : others) {
     try {
       std::optional<Ready> found = stored(wanted, Op::kernels(wanted, other, config_.deterministic));

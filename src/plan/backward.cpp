@@ -40,6 +40,14 @@ KernelSpec helper(const Problem& problem, int warps) {
   return spec;
 }
 
+/// What sums the partial dK and dV of splits.
+KernelSpec reduce_spec(const RequestFacts& request, const DeviceFacts& device) noexcept {
+  KernelSpec spec = helper<BackwardReduce>({request, {}, device}, kReduceWarps);
+  spec.without_dk = !request.gradients.dk;
+  spec.without_dv = !request.gradients.dv;
+  return spec;
+}
+
 /// Query heads of a KV head.
 std::int64_t group_of(const Problem& problem) noexcept {
   return problem.h_kv == 0 ? 0 : problem.h_q / problem.h_kv;
@@ -155,9 +163,7 @@ BackwardPlan plan_backward(const Problem& problem, const Fixed& fixed, bool dete
     plan.dq = sm80_backward_dq_specs(problem);
   }
   plan.convert = helper<BackwardConvert>(problem, kConvertWarps);
-  plan.reduce = helper<BackwardReduce>(problem, kReduceWarps);
-  plan.reduce.without_dk = !problem.gradients.dk;
-  plan.reduce.without_dv = !problem.gradients.dv;
+  plan.reduce = reduce_spec(problem, problem);
   plan.sink = helper<BackwardSink>(problem, kSinkWarps);
   return plan;
 }

@@ -37,11 +37,16 @@ struct Kernel {
   std::string_view entry = name;  ///< behind "fa_", the entry point
   Op op = Op::forward;
   Family family = Family::automatic;  ///< automatic: it serves every family
+  Facts keyed_on = Facts::call;       ///< of those that name problems: what its specs follow from
   Unit unit{};
   std::span<const Field> fields;
-  int cluster = 1;                                      ///< thread blocks that share a tile
-  bool persistent = false;                              ///< blocks stay for all the tiles that they take
-  bool tensor_maps = false;                             ///< its parameters begin with tensor maps
+  int cluster = 1;           ///< thread blocks that share a tile
+  bool persistent = false;   ///< blocks stay for all the tiles that they take
+  bool tensor_maps = false;  ///< its parameters begin with tensor maps
+  bool cuts_groups = false;  ///< a tile may have some of the query heads that a KV head has, with pack_gqa
+  /// Under causality, heads that blocks work on at a time for their tiles to be at many places of heads
+  /// (heads_of_spread_places); nullptr: any number does.
+  int (*spread_heads)(std::int64_t m_blocks, std::int64_t heads, std::int64_t most, int multiprocessors) = nullptr;
   int (*shared_bytes)(const KernelSpec&) = nullptr;     ///< dynamic, of a thread block; nullptr: none
   std::string (*refusal)(const KernelSpec&) = nullptr;  ///< why it cannot be built; nullptr: it always can
   /// Resident thread blocks a multiprocessor, where the spec says how many; nullptr: one.
@@ -70,7 +75,8 @@ std::string refusal(const KernelSpec& spec);
 /// How a family computes a forward: what the planner asks for each.
 struct ForwardFamily {
   Family family;
-  const Kernel* kernel;  ///< the main one
+  const Kernel* kernel;         ///< the main one
+  Facts bits_of = Facts::call;  ///< the least that it lets bits of a row follow from, where a call wants that
   /// Thread blocks from which on the keys of a query tile are not split.
   std::int64_t enough_blocks;
   bool has_counter = false;  ///< blocks may take query tiles from a counter

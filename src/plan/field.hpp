@@ -37,6 +37,7 @@ struct Field {
   std::string_view constant;  ///< of Config: "kTileM"; empty: it is no part of the unit
   std::string_view comment;   ///< behind its line
   bool of_call = false;       ///< an override fixes what every call decides else
+  bool of_override = false;   ///< no rule sets it, an override alone
   std::string_view help;      ///< what an override of it means; empty: it follows from the problem, or other fields
 
   constexpr Field as(std::string_view constant_name, std::string_view line_comment = {}) const {
@@ -79,6 +80,14 @@ struct Field {
   constexpr Field by_call() const {
     Field field = *this;
     field.of_call = true;
+    return field;
+  }
+
+  /// An override alone sets it: what is to be measured, or pays in cases that the planner does not see. Nothing of the
+  /// planner names it.
+  constexpr Field by_override() const {
+    Field field = *this;
+    field.of_override = true;
     return field;
   }
 

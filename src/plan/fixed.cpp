@@ -110,6 +110,13 @@ bool Fixed::fits(const Kernel& of) const noexcept {
   return std::ranges::all_of(fields_, [&](const auto& fixed) { return open_field(of, fixed.first->name) != nullptr; });
 }
 
+void Fixed::set_others(KernelSpec& spec) const {
+  for (const Field& field : spec.kernel().fields) {
+    const std::optional<int> value = field.of_override ? find(field.name) : std::nullopt;
+    if (value) field.set(spec, *value);
+  }
+}
+
 void Fixed::set(std::string_view name, int value) {
   const Field& field = known_field(name);
   std::erase_if(fields_, [&](const auto& fixed) { return fixed.first->name == name; });

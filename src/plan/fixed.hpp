@@ -38,6 +38,9 @@ class Fixed {
   /// Whether a kernel has every field that is fixed.
   bool fits(const Kernel& of) const noexcept;
 
+  /// Sets the fields of a spec that no rule sets (Field::by_override), where they are fixed.
+  void set_others(KernelSpec& spec) const;
+
   /// A number of 0 leaves its field open.
   void set(std::string_view name, int value);
   /// The same for another family, as far as calls decide it too.

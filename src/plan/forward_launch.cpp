@@ -11,7 +11,6 @@
 #include "plan/rounding.hpp"
 #include "plan/schedule.hpp"
 #include "plan/sm90_forward.hpp"
-#include "plan/sm90_wide_forward.hpp"
 
 namespace fa::plan {
 namespace {
@@ -79,7 +78,7 @@ kernel::SequenceParams sequence_params(const Problem& problem, kernel::SequenceP
 
 std::int64_t heads_of_a_tile(const KernelSpec& spec, std::int64_t group, std::int64_t s_q) noexcept {
   if (!spec.pack_gqa) return 1;
-  if (!spec.is<Sm90WideForward>()) return group;
+  if (!spec.kernel().cuts_groups) return group;
   const std::int64_t rows = spec.tile_m;
   const std::int64_t positions = spec.varlen ? 1 : std::clamp<std::int64_t>(s_q & -s_q, 1, rows);
   return std::min(group, rows / positions);
@@ -147,8 +146,8 @@ int heads_in_flight(const Problem& problem, const KernelSpec& spec, const kernel
   // Fewer blocks of a head at a time are faster, as long as L2 holds the heads; not with a few tiles each.
   const int most = heads_in_l2(problem, params, spec.pack_gqa, kStaticBudget);
   // K and V of wide heads fill the L2 cache soon.
-  const int few =
-      spec.is<Sm90WideForward>() && problem.causal ? heads_of_spread_places(tiles, heads, most, multiprocessors) : 0;
+  const auto spread_heads = spec.kernel().spread_heads;
+  const int few = spread_heads != nullptr && problem.causal ? spread_heads(tiles, heads, most, multiprocessors) : 0;
   if (few > 0) return few;
   const int balanced = balanced_heads(tiles, heads, multiprocessors);
   const bool grows = params.m_blocks >= kManyTiles && balanced < heads;

@@ -119,7 +119,7 @@ bool shares_splits(const Problem& problem, const Choice& choice, std::int64_t ti
   return partial_rows * problem.d_v <= kMostPartialFloats;
 }
 
-Choice choose_alone(const Problem& problem, const Fixed& fixed) noexcept {
+Choice choose_by(const Problem& problem, const Fixed& fixed) noexcept {
   Choice choice;
   choice.aligned = problem.aligned;
   if (problem.h_kv == 0) return choice;
@@ -170,11 +170,15 @@ bool shares_by_schedule(const Problem& problem, const Fixed& fixed, const Choice
 }
 
 Choice choose(const Problem& problem, const Fixed& fixed) noexcept {
-  if (problem.invariance != Invariance::batch || problem.fixed_rows()) return choose_alone(problem, fixed);
-  // As if the request were alone.
-  Problem alone = problem;
-  alone.b = std::min<std::int64_t>(problem.b, 1);
-  return choose_alone(alone, fixed);
+  return problem.bits_of() == Facts::request ? choose_by(alone(problem, problem), fixed) : choose_by(problem, fixed);
+}
+
+Problem alone(const RequestFacts& request, const DeviceFacts& device) noexcept {
+  return {request, BatchFacts{}, device};
+}
+
+Problem visible_facts(const Problem& problem) noexcept {
+  return problem.bits_of() == Facts::request ? alone(problem, problem) : problem;
 }
 
 Problem usual_call(const Problem& problem) noexcept {
@@ -203,7 +207,7 @@ void check_forward_override(const Problem& problem, const Fixed& fixed) {
 }
 
 void check_invariant(const Problem& problem) {
-  if (problem.invariance != Invariance::batch || problem.fixed_rows()) return;
+  if (problem.bits_of() != Facts::request) return;
   if (!problem.aligned) {
     support::throw_invalid("q, k, v or o", "rows that do not start at multiples of 16 bytes",
                            "multiples of 16 bytes with invariance batch, which unaligned rows would change bits of");
@@ -213,7 +217,20 @@ void check_invariant(const Problem& problem) {
                          "strides that the copy engine can describe with invariance batch");
 }
 
-ForwardPlan plan_forward(const Problem& problem, const Fixed& fixed) {
+KernelSpec combine_spec(const RequestFacts& request, const DeviceFacts& device) noexcept {
+  KernelSpec spec;
+  spec.own = ForwardCombine{};
+  spec.arch = device.arch;
+  spec.dtype = size_of(request.dtype) == 1 ? request.o_dtype : request.dtype;
+  spec.d_v = request.d_v;
+  spec.warps = kCombineWarps;
+  spec.accumulate = request.accumulate;
+  if (request.variants != nullptr) spec.variants.sink = request.variants->sink;
+  return spec;
+}
+
+ForwardPlan plan_forward(const Problem& of_call, const Fixed& fixed) {
+  const Problem problem = visible_facts(of_call);
   check_dtype(problem.arch, problem.dtype);
   if (problem.arch.major < 8 && problem.stored()) {
     support::throw_unsupported("k_dtype", to_string(problem.k_dtype), "none on compute capability 7.5");
@@ -231,13 +248,7 @@ ForwardPlan plan_forward(const Problem& problem, const Fixed& fixed) {
   check_kernel(fixed, specs.front(), "kernel");
   plan.kernel = specs.front();
   plan.alternatives.assign(specs.begin() + 1, specs.end());
-  plan.combine.own = ForwardCombine{};
-  plan.combine.arch = problem.arch;
-  plan.combine.dtype = problem.fp8() ? problem.o_dtype : problem.dtype;
-  plan.combine.d_v = problem.d_v;
-  plan.combine.warps = kCombineWarps;
-  plan.combine.accumulate = problem.accumulate;
-  if (problem.variants != nullptr) plan.combine.variants.sink = problem.variants->sink;
+  plan.combine = combine_spec(problem, problem);
   plan.norms = row_norms_spec(plan.kernel);
   if (problem.statistics.summed_heads() != ColumnSums::none) plan.sums = column_sums_spec(problem);
   if (problem.statistics.top_keys != 0) plan.top_keys = top_keys_spec(problem);

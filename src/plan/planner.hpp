@@ -82,6 +82,13 @@ struct ForwardPlan {
 /// usual ones run on sm90. Where it has no such kernel, these are planned without the fields of a tile.
 Fixed followed_forward(const Problem& problem, const Fixed& fixed);
 
+/// A request without company, in tensors that every family can serve.
+Problem alone(const RequestFacts& request, const DeviceFacts& device) noexcept;
+
+/// What a plan may see of a call: all of it, but with Invariance::batch the request alone. Tensors that would need
+/// another kernel than it has then, check_invariant refuses.
+Problem visible_facts(const Problem& problem) noexcept;
+
 /// `problem` with what the configuration alone decides, as a call has it that every family can serve.
 Problem usual_call(const Problem& problem) noexcept;
 
@@ -92,6 +99,9 @@ void check_forward_override(const Problem& problem, const Fixed& fixed);
 /// Throws fa::Error(invalid_argument) for tensors that another kernel would have to serve than the one that the bits of
 /// Invariance::batch are of.
 void check_invariant(const Problem& problem);
+
+/// The kernel that merges the splits of a forward.
+KernelSpec combine_spec(const RequestFacts& request, const DeviceFacts& device) noexcept;
 
 /// Throws fa::Error: invalid_argument when `fixed` does not fit, unsupported when no kernel does.
 ForwardPlan plan_forward(const Problem& problem, const Fixed& fixed);

@@ -14,23 +14,25 @@
 
 namespace fa::plan {
 
-/// Every fact that picks or specialises a kernel, and nothing else: pointers, strides and the value of the scale are
-/// launch parameters.
-struct Problem {
-  Arch arch;
+/// What something may follow from. Kernels declare it (catalogue.hpp), and what makes one of few facts takes these
+/// alone.
+enum class Facts : std::uint8_t {
+  row,      ///< RowFacts (row_arithmetic.hpp)
+  request,  ///< RequestFacts and DeviceFacts
+  call,     ///< all of a Problem
+};
+
+/// What a call brings of one request, and what its configuration says: nothing of other requests, or of how tensors
+/// lie. With Invariance::batch kernels follow from these and DeviceFacts alone. Of a ragged batch, s_q and s_kv are
+/// bounds.
+struct RequestFacts {
   DType dtype = DType::bf16;
   int d_qk = 0;
   int d_v = 0;
   bool causal = false;  ///< or keys behind the diagonal are hidden from some distance on
   CausalAlign causal_align = CausalAlign::bottom_right;
   bool positive_scale = true;
-  bool aligned = true;      ///< rows of q, k, v, o start at multiples of 16 bytes
-  bool tensor_maps = true;  ///< the copy engine can describe q, k, v and o (sm90_forward_describable)
-  bool varlen = false;      ///< a packed batch: b sequences whose lengths the device knows; s_q and s_kv bound them
-  bool dropout = false;     ///< some of P is dropped
-  /// Keys of a page, or kContiguous: the device knows how many keys a request has, s_kv bounds them. 0: plain tensors.
-  int page_size = 0;
-  bool given_schedule = false;  ///< of a call over a KV cache: it brings a schedule
+  bool dropout = false;         ///< some of P is dropped
   bool accumulate = false;      ///< a forward adds to the state that o and lse hold
   bool value_in_key = false;    ///< v is a view of the first d_v columns of k
   DType k_dtype = DType::bf16;  ///< of a forward: e4m3, i8 or u4x2, that K is stored as; any other: it is of dtype
@@ -46,21 +48,41 @@ struct Problem {
   Gradients gradients = {};                  ///< of a backward
   bool placed = false;                       ///< calls have places in larger attentions
   bool place_in_memory = false;              ///< likewise, which the device alone knows
-  bool bounded = false;                      ///< fewer multiprocessors than there are take a call's tiles
-  std::int64_t b = 1;
   std::int64_t h_q = 1;
   std::int64_t h_kv = 1;
   std::int64_t s_q = 1;
   std::int64_t s_kv = 1;
-  std::int64_t total_q = 0;            ///< varlen: rows of the packed q
-  std::int64_t total_kv = 0;           ///< varlen without pages: rows of the packed k and v
   const Variants* variants = nullptr;  ///< null: plain attention
   // Of the window and the chunks that `variants` and `causal` speak of: launch parameters.
   std::int64_t window_left = 0;
   std::int64_t window_right = 0;  ///< keys kept behind the diagonal
   std::int64_t chunk = 0;
   std::optional<ShardPlace> place = std::nullopt;  ///< with the sizes of the whole; likewise
+};
 
+/// What else a call has: other requests, and how tensors lie. The initial values are a request alone, in dense tensors
+/// that every family can serve.
+struct BatchFacts {
+  bool aligned = true;      ///< rows of q, k, v, o start at multiples of 16 bytes
+  bool tensor_maps = true;  ///< the copy engine can describe q, k, v and o (sm90_forward_describable)
+  bool varlen = false;      ///< a packed batch: b sequences whose lengths the device knows; s_q and s_kv bound them
+  /// Keys of a page, or kContiguous: the device knows how many keys a request has, s_kv bounds them. 0: plain tensors.
+  int page_size = 0;
+  bool given_schedule = false;  ///< of a call over a KV cache: it brings a schedule
+  std::int64_t b = 1;
+  std::int64_t total_q = 0;   ///< varlen: rows of the packed q
+  std::int64_t total_kv = 0;  ///< varlen without pages: rows of the packed k and v
+};
+
+/// What kernels may know of the GPU.
+struct DeviceFacts {
+  Arch arch;
+  bool bounded = false;  ///< fewer multiprocessors than there are take a call's tiles
+};
+
+/// Every fact that picks or specialises a kernel, and nothing else: pointers, strides and the value of the scale are
+/// launch parameters. A function that may see some of them only takes a base.
+struct Problem : RequestFacts, BatchFacts, DeviceFacts {
   /// What to plan for: of a packed batch without maximum lengths, twice the mean.
   std::int64_t typical_s_q() const noexcept { return typical(s_q, total_q); }
   /// Of the rows of a packed batch the mean: most requests of a mixed one are decodes.
@@ -77,6 +99,12 @@ struct Problem {
   /// else is known of a request.
   bool fixed_rows() const noexcept {
     return invariance == Invariance::rows || (invariance == Invariance::batch && ragged());
+  }
+
+  /// What bits of a row may follow from.
+  Facts bits_of() const noexcept {
+    if (fixed_rows()) return Facts::row;
+    return invariance == Invariance::batch ? Facts::request : Facts::call;
   }
 
   /// Whether the kernel that has the rows stores statistics of them.

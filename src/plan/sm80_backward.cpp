@@ -173,6 +173,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   spec.warps_n = divisor(warps, std::min(tile.warps_n, spec.tile_n / 16));
   spec.as<Sm80Backward>().dq_warps_m = divisor(warps, std::min(tile.dq_warps_m, spec.tile_m / 16));
   spec.stages = fixed.number("stages", tile.stages);
+  fixed.set_others(spec);
   spec.write_dq = write_dq && problem.gradients.dq;
   set_sums(problem, &spec);
   spec.as<Sm80Backward>().delayed_dq = tile.delayed_dq && spec.write_dq && spec.stages == 2;

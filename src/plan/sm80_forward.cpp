@@ -440,6 +440,7 @@ KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n,
   spec.warps = warps;
   spec.warps_n = sharing == 1 ? 0 : sharing;
   spec.stages = fixed.number("stages", tile.stages);
+  fixed.set_others(spec);
   own.q_in_registers = fixed.flag("q_in_registers", tile.q_in_registers);
   own.value_in_key = problem.value_in_key && has_groups(spec);  // else K is read again, as V
   // With wide O the multiplications fill the gaps of the exponentials, and a branch would part the two.

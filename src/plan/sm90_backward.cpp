@@ -236,6 +236,7 @@ std::vector<KernelSpec> sm90_backward_specs(const Problem& problem, const Fixed&
   for (const Tile& tile : preferred_tiles(problem)) {
     KernelSpec spec = with_tile(problem, tile, fixed, choice, deterministic);
     if (is_pair(problem)) spec = as_pair(spec);
+    fixed.set_others(spec);
     const std::string reason = plan::refusal(spec);
     if (!reason.empty()) {
       refusal = reason;

@@ -217,6 +217,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   spec.tile_m = fixed.number("tile_m", tile.tile_m);
   spec.tile_n = fixed.number("tile_n", tile.tile_n);
   spec.stages = fixed.number("stages", tile.stages);
+  fixed.set_others(spec);
   own.q_buffers = fixed.number("q_buffers", tile.q_buffers);
   spec.warps = sm90_forward_warps(spec);
   own.exact_max = choice.exact_max;

@@ -145,10 +145,7 @@ KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& c
   own.key_scales = problem.key_scales;
   own.value_scales = problem.value_scales;
   own.precise = problem.precise;
-  own.half_bytes = fixed.flag("half_bytes", false);
-  own.polynomials = fixed.number("polynomials", 0);
-  own.shared_scales = fixed.flag("shared_scales", false);
-  own.scales_of_all = fixed.flag("scales_of_all", false);
+  fixed.set_others(spec);
   spec.warps = spec.tile_m > 0 ? sm90_fp8_forward_warps(spec) : 0;
   return spec;
 }

@@ -147,7 +147,8 @@ void sm90_wide_forward_form_clusters(const Problem& problem, const Fixed& fixed,
 std::vector<KernelSpec> sm90_wide_forward_specs(const Problem& problem, const Fixed& fixed, const Choice& choice) {
   std::string refusal;
   for (const int stages : {2, 1}) {
-    const KernelSpec spec = with_stages(problem, choice, fixed.number("stages", stages));
+    KernelSpec spec = with_stages(problem, choice, fixed.number("stages", stages));
+    fixed.set_others(spec);
     refusal = sm90_wide_forward_refusal(spec);
     if (refusal.empty()) return {spec};
   }

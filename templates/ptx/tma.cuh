@@ -12,7 +12,6 @@ using kernel::TensorMap;
 
 /// How long the L2 cache should keep the lines of a copy: constants of createpolicy.fractional.
 enum class L2Policy : uint64_t {
-  evict_normal = 0x1000000000000000,
   evict_first = 0x12F0000000000000,
   evict_last = 0x14F0000000000000,
 };

@@ -45,7 +45,7 @@ namespace fa::sm90 {
 /// columns. While the turn has not come, dS is released and the next step's dQ computed: a block gets more than a
 /// step ahead of its additions before anything waits for them.
 ///
-/// It is one file, however long: what a warpgroup waits for is what another of these tasks does.
+/// More than 600 lines: what a warpgroup waits for is what another of these tasks does.
 ///
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kCausal,
 /// kWriteDq, kSplit; optionally kOrderedDq, kWithoutDk, kWithoutDv (common/switches.cuh).

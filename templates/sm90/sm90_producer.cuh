@@ -15,6 +15,13 @@
 
 namespace fa::sm90 {
 
+/// How long the L2 cache keeps K and V: blocks share them, but of decodes, where one block alone reads a KV head's.
+template <class Config>
+FA_DEVICE constexpr ptx::L2Policy key_policy() {
+  if constexpr (requires { Config::kEvictFirst; }) return ptx::L2Policy::evict_first;
+  return ptx::L2Policy::evict_last;
+}
+
 /// The warps that load: a thread for Q and K, and one for V, each a ring of buffers ahead of the consumers. Their warps
 /// join in where sequences have to be found, and over pages each lane copies a box of every KV tile.
 template <class Traits>
@@ -36,6 +43,7 @@ struct Producer : Schedule<Traits> {
 
   // Where sequences have to be found or tiles are listed, copies of the loops that load spill.
   static constexpr int kLoadCopies = kWaves ? 1 : 0;
+  static constexpr ptx::L2Policy kKeyPolicy = key_policy<Config>();
 
   FA_DEVICE void produce_q_and_k(bool leads) const {
     ptx::prefetch_tensor_map(p.map_q);
@@ -148,12 +156,12 @@ struct Producer : Schedule<Traits> {
     for (int slab = 0; slab < Tile::kSlabs; ++slab) {
       if constexpr (kVarlen) {
         const kernel::Sequence& keys = work.sequence;
-        ptx::tma_load_5d(tile + slab * Tile::kSlabBytes, map, barrier, ptx::L2Policy::evict_last, slab * kSlabColumns,
+        ptx::tma_load_5d(tile + slab * Tile::kSlabBytes, map, barrier, kKeyPolicy, slab * kSlabColumns,
                          kernel::kBoundedRows - keys.s_kv + n * kTileN, work.kv_head, keys.first_key + keys.s_kv,
                          kernel::kBoundedRows);
       } else {
-        ptx::tma_load_4d(tile + slab * Tile::kSlabBytes, map, barrier, ptx::L2Policy::evict_last, slab * kSlabColumns,
-                         n * kTileN, work.kv_head, work.tile.batch);
+        ptx::tma_load_4d(tile + slab * Tile::kSlabBytes, map, barrier, kKeyPolicy, slab * kSlabColumns, n * kTileN,
+                         work.kv_head, work.tile.batch);
       }
     }
   }
@@ -177,8 +185,8 @@ struct Producer : Schedule<Traits> {
     const uint32_t rows = tile + lane * (kBoxRows * Tile::kRowBytes);
     FA_UNROLL
     for (int slab = 0; slab < Tile::kSlabs; ++slab) {
-      ptx::tma_load_5d(rows + slab * Tile::kSlabBytes, map, full, ptx::L2Policy::evict_last, slab * kSlabColumns,
-                       box.row, box.head, box.end, box.wrap);
+      ptx::tma_load_5d(rows + slab * Tile::kSlabBytes, map, full, kKeyPolicy, slab * kSlabColumns, box.row, box.head,
+                       box.end, box.wrap);
     }
   }
 

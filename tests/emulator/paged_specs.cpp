@@ -8,6 +8,7 @@
 #include "emulator/specs.hpp"
 #include "plan/schedule.hpp"
 
+#include "plan/fixed.hpp"
 #include "plan/sm90_forward.hpp"
 #include "plan/sm90_wide_forward.hpp"
 
@@ -52,6 +53,7 @@ struct Shape {
   const char* choice = "";           ///< of fa::test::variant_choices()
   int q_buffers = 0;                 ///< of an sm90 kernel
   int k_storage = 0, v_storage = 0;  ///< storage_of what K and V are stored as
+  const char* others = "";           ///< fields that overrides alone set
 
   bool has(Flag flag) const { return (flags & flag) != 0; }
 };
@@ -192,6 +194,7 @@ constexpr Shape kShapes[] = {
     {kContiguous, DType::bf16, 64, 64, 64, 8, 32, 2, kCausal | kPackGqa | kOwnParts | kTwoBlocks, "", 1},
     {kContiguous, DType::bf16, 64, 64, 64, 8, 32, 3, kPackGqa | kSplit, "", 1},
     {kContiguous, DType::bf16, 264, 72, 64, 12, 64, 2, kPacked | kCausal | kPackGqa | kScheduled | kWide},
+    {8, DType::bf16, 64, 64, 64, 8, 32, 2, kCausal | kPackGqa | kOwnParts, "", 1, 0, 0, "evict_first=1"},
 };
 
 void take_sm90(KernelSpec& spec, const Shape& shape) {
@@ -246,6 +249,7 @@ PagedKernel to_kernel(const Shape& shape) {
   spec.as<fa::plan::Sm80Forward>().value_in_key = shape.has(kInKey);
   if (shape.q_buffers != 0) take_sm90(spec, shape);
   if (shape.has(kWide)) take_wide(spec, shape);
+  fa::plan::read_override({"", shape.others}, fa::plan::Op::forward, "others").set_others(spec);
   if (*shape.choice == '\0') return kernel;
   const std::vector<fa::test::VariantChoice> choices = fa::test::variant_choices(false);
   const auto found = std::ranges::find(choices, shape.choice, &fa::test::VariantChoice::name);

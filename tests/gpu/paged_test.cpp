@@ -339,7 +339,7 @@ TEST_F(Paged, TheHopperForwardSharesTheKeysOfFewRows) {
         PagedCase c;
         c.attention = {.h_q = 8, .h_kv = 2, .d_qk = d, .d_v = d, .causal = b != 5};
         c.attention.dtype = b == 5 ? DType::f16 : DType::bf16;
-        c.variant.config.kernel = KernelOverride{"sm90", ""};
+        c.variant.config.kernel = KernelOverride{"sm90", b == 5 ? "evict_first=1" : ""};
         c.variant.config.sink = b == 36;
         c.page_size = page_size;
         c.packed = b == 5;

@@ -163,9 +163,14 @@ void add_kernel_options(CLI::App& command, KernelOverride* kernel) {
   const auto take_family = [kernel](const std::string& family) {
     if (family != "automatic") kernel->kernel = family;
   };
+  std::vector<std::string> families{plan::to_string(plan::Family::automatic)};
+  for (const plan::ForwardFamily* const family : plan::forward_families()) {
+    families.emplace_back(plan::to_string(family->family));
+  }
+  std::ranges::sort(families);
   command.add_option_function<std::string>("--family", take_family, "Kernel family")
-      ->check(offered({"automatic", "sm80", "sm90", "sm90_wide", "sm90_fp8"}))
-      ->check(CLI::IsMember({"automatic", "sm80", "sm90", "sm90_wide", "sm90_fp8"}))
+      ->check(offered(families))
+      ->check(CLI::IsMember(families))
       ->group(group);
   for (const plan::Field* const field : all_fields()) {
     std::string option = "--" + std::string(field->name);

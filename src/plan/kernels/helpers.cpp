@@ -45,6 +45,7 @@ constexpr Field kForwardCombineFields[] = {
 constexpr Kernel kForwardCombine{
     .name = "forward_combine",
     .op = Op::combine,
+    .keyed_on = Facts::request,
     .unit = {.header = "common/forward_combine.cuh",
              .params = "ForwardParams",
              .variant_params = "ForwardVariantParams",
@@ -104,6 +105,7 @@ constexpr Field kBackwardReduceFields[] = {
 constexpr Kernel kBackwardReduce{
     .name = "backward_reduce",
     .op = Op::backward_reduce,
+    .keyed_on = Facts::request,
     .unit = {.header = "common/backward_reduce.cuh",
              .params = "BackwardParams",
              .variant_params = "BackwardVariantParams",
@@ -134,6 +136,7 @@ constexpr Field kClearPaddingFields[] = {
 constexpr Kernel kClearPadding{
     .name = "clear_padding",
     .op = Op::clear_padding,
+    .keyed_on = Facts::request,
     .unit = {.header = "common/clear_padding.cuh",
              .params = "PaddingParams",
              .variant_params = "PaddingParams",
@@ -148,6 +151,7 @@ constexpr Field kRowNormsFields[] = {
 constexpr Kernel kRowNorms{
     .name = "row_norms",
     .op = Op::row_norms,
+    .keyed_on = Facts::request,
     .unit = {.header = "common/row_norms.cuh",
              .params = "ForwardVariantParams",
              .variant_params = "ForwardVariantParams",

@@ -104,6 +104,7 @@ constexpr Kernel kKernel{
 constinit const ForwardFamily kSm80ForwardFamily{
     .family = Family::sm80,
     .kernel = &kKernel,
+    .bits_of = Facts::row,
     // More than the multiprocessors of any GPU so far, so that the choice need not know the GPU.
     .enough_blocks = 192,
     .scheduled_keys = [](const Problem&, const Choice&) noexcept { return std::optional(kScheduledKeys); },

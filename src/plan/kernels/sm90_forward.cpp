@@ -68,6 +68,11 @@ constexpr Field kFields[] = {
         .as("kSplitBlocks", "of a cluster, which merge their splits")
         .open("Thread blocks of a cluster that share the keys of a query tile")
         .by_call(),
+    field<&Sm90Forward::evict_first>("evict_first")
+        .when_set()
+        .as("kEvictFirst", "from the L2 cache: K and V")
+        .open("K and V are the first to leave the L2 cache")
+        .by_override(),
     field<&SpecHead::accumulate>("accumulate").when_set().as("kAccumulate", "to what o and lse hold"),
     field<&SpecHead::max_logit>("max_logit")
         .when_above_0()
@@ -112,6 +117,7 @@ constexpr Kernel kKernel{
 constinit const ForwardFamily kSm90ForwardFamily{
     .family = Family::sm90,
     .kernel = &kKernel,
+    .bits_of = Facts::request,
     // Blocks stay to the end, one a multiprocessor: more tiles than Hopper has of them would make some run twice as
     // long as others.
     .enough_blocks = kHopperMultiprocessors,

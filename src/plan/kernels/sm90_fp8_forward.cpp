@@ -45,19 +45,23 @@ constexpr Field kFields[] = {
     field<&Sm90Fp8Forward::half_bytes>("half_bytes")
         .when_set()
         .as("kHalfBytes", "P becomes f16 on its way to e4m3")
-        .open("P becomes f16 on its way to e4m3"),
+        .open("P becomes f16 on its way to e4m3")
+        .by_override(),
     field<&Sm90Fp8Forward::polynomials>("polynomials")
         .when_not_0()
         .as("kPolynomials", "of 8 exponentials, by the units of products")
-        .open("Of 8 exponentials, so many are polynomials"),
+        .open("Of 8 exponentials, so many are polynomials")
+        .by_override(),
     field<&Sm90Fp8Forward::shared_scales>("shared_scales")
         .when_set()
         .as("kSharedScales", "of keys reach the threads by shared memory")
-        .open("Scales of keys reach the threads by shared memory"),
+        .open("Scales of keys reach the threads by shared memory")
+        .by_override(),
     field<&Sm90Fp8Forward::scales_of_all>("scales_of_all")
         .when_set()
         .as("kScalesOfAll", "P is relative to the greatest scale of V so far")
-        .open("P is relative to the greatest scale of V so far"),
+        .open("P is relative to the greatest scale of V so far")
+        .by_override(),
     field<&SpecHead::bounded>("bounded").when_set().as("kBounded", "all blocks run at once"),
     field<&SpecHead::place_in_memory>("place_in_memory").when_set().as("kPlaceInMemory"),
 };

@@ -54,6 +54,8 @@ constexpr Kernel kKernel{
     .fields = kFields,
     .persistent = true,
     .tensor_maps = true,
+    .cuts_groups = true,
+    .spread_heads = heads_of_spread_places,
     .shared_bytes = sm90_wide_forward_shared_bytes,
     .refusal = sm90_wide_forward_refusal,
     .starts_early = [](const KernelSpec&) { return true; },
@@ -65,6 +67,7 @@ constexpr Kernel kKernel{
 constinit const ForwardFamily kSm90WideForwardFamily{
     .family = Family::sm90_wide,
     .kernel = &kKernel,
+    .bits_of = Facts::request,
     .enough_blocks = kHopperMultiprocessors,  // as of sm90_forward
     .misfit = sm90_wide_forward_misfit,
     .obstacle = sm90_copy_obstacle,

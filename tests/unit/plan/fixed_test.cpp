@@ -61,6 +61,47 @@ TEST(Fixed, ZeroLeavesANumberOpenAndNoSwitch) {
   EXPECT_EQ(read("", "tile_m=64 tile_m=64").number("tile_m"), 64);
 }
 
+/// Planners ask for no such field by name: it is off, and an override sets it in the kernel that has it.
+TEST(Fixed, FieldsOfOverridesAloneAreSetByNothingElse) {
+  int fields = 0;
+  for (const Kernel* const kernel : catalogue()) {
+    for (const Field& field : kernel->fields) {
+      if (!field.of_override) continue;
+      EXPECT_FALSE(field.help.empty()) << field.name << " can be set by nobody";
+      EXPECT_TRUE(kernel->op == Op::forward || kernel->op == Op::backward) << "of others, calls have no override";
+      Problem problem;
+      problem.arch = parse_arch("sm_90a");
+      problem.dtype = problem.o_dtype = kernel->family == Family::sm90_fp8 ? DType::e4m3 : DType::bf16;
+      problem.d_qk = problem.d_v = kernel->family == Family::sm90_wide                           ? 512
+                                   : std::string(kernel->name).find("pair") != std::string::npos ? 256
+                                                                                                 : 128;
+      problem.h_q = problem.h_kv = 8;
+      problem.s_q = problem.s_kv = 4096;
+      const std::string name(kernel->name);
+      bool taken = false;  // with some kind of call
+      for (const bool scales : {false, true}) {
+        problem.key_scales = problem.value_scales = scales;
+        const auto planned = [&](const std::string& text) {
+          const Fixed fixed = read(name.c_str(), text, kernel->op);
+          return kernel->op == Op::forward ? plan_forward(problem, fixed).kernel
+                                           : plan_backward(problem, fixed, false).main.front();
+        };
+        EXPECT_FALSE(field.is_set(planned(""))) << name << " " << field.name;
+        try {
+          const KernelSpec spec = planned(std::string(field.name) + "=1");
+          EXPECT_EQ(field.get(spec), 1) << name << " " << field.name;
+          EXPECT_NE(canonical(spec).find(" " + std::string(field.name) + "=1"), std::string::npos) << canonical(spec);
+          taken = true;
+        } catch (const Error&) {  // the kernel's own refusal
+        }
+      }
+      EXPECT_TRUE(taken) << name << " " << field.name;
+      ++fields;
+    }
+  }
+  EXPECT_GE(fields, 4);
+}
+
 TEST(Fixed, RefusalsNameTheFieldAndWhatIsAccepted) {
   EXPECT_TRUE(contains(refusal("sm70", ""),
                        "kernel.kernel = sm70: accepted is sm80, sm90, sm90_wide, sm90_fp8, sm80_forward, "

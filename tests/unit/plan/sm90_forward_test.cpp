@@ -199,7 +199,7 @@ TEST(Sm90ForwardPlan, KeysOutOfReachAreLeftOutOfLongRows) {
   changed = alibi;
   changed.affine = false;
   EXPECT_TRUE(refused(other));
-  for (bool Problem::*const field : {&Problem::dropout, &Problem::varlen}) {
+  for (bool Problem::*const field : std::initializer_list<bool Problem::*>{&Problem::dropout, &Problem::varlen}) {
     other = problem;
     other.*field = true;
     if (other.varlen) other.total_q = other.total_kv = 4096;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdint>
 #include <set>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "plan/append.hpp"
 #include "plan/backward.hpp"
+#include "plan/catalogue.hpp"
 #include "plan/fixed.hpp"
 #include "plan/inspect.hpp"
 #include "plan/mask_tiles.hpp"
@@ -313,6 +315,24 @@ void add_hopper_fields(Families& all) {
   all.forward(name, problem);
 }
 
+/// What overrides alone set: each field in the first kernel of the lists that takes it.
+void add_others(const std::vector<NamedSpec>& specs, Families& all) {
+  for (const plan::Kernel* const kernel : plan::catalogue()) {
+    for (const plan::Field& field : kernel->fields) {
+      if (!field.of_override) continue;
+      const bool added = std::ranges::any_of(specs, [&](const NamedSpec& named) {
+        plan::KernelSpec spec = named.spec;
+        if (&spec.kernel() != kernel) return false;
+        field.set(spec, 1);
+        if (!plan::refusal(spec).empty()) return false;
+        all.add(std::string(field.name), spec);
+        return true;
+      });
+      if (!added) throw Error(ErrorCode::internal, fmt::format("no spec of the lists takes {}", field.name));
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<NamedSpec> family_list() {
@@ -329,12 +349,16 @@ std::vector<NamedSpec> family_list() {
 
 std::vector<NamedSpec> field_list() {
   Families all("fields");
-  all.leave_out(family_list());
+  const std::vector<NamedSpec> families = family_list();
+  all.leave_out(families);
   for (const char* const arch : {"sm_80", "sm_90a"}) {
     add_statistics(arch, all);
     add_parts(arch, all);
   }
   add_hopper_fields(all);
+  std::vector<NamedSpec> specs = golden_list();
+  specs.insert(specs.end(), families.begin(), families.end());
+  add_others(specs, all);
   return std::move(all).take();
 }
 

@@ -11,7 +11,6 @@ namespace fa::ptx {
 using kernel::TensorMap;
 
 enum class L2Policy : uint64_t {
-  evict_normal = 0x1000000000000000,
   evict_first = 0x12F0000000000000,
   evict_last = 0x14F0000000000000,
 };
