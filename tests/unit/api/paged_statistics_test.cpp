@@ -93,7 +93,8 @@ class PagedStatistics : public testing::Test {
     const auto i = static_cast<std::size_t>(request);
     const std::int64_t begin = begin_[i], keys = keys_[i] - begin;
     const std::int64_t rows = config_.varlen ? cu_q_[i + 1] - cu_q_[i] : kRows;
-    std::vector<double> k, v, o(kHeadsQ * kRows * kDim), lse(kHeadsQ * kRows);
+    std::vector<double> k, v, o(static_cast<std::size_t>(kHeadsQ * rows * kDim)),
+        lse(static_cast<std::size_t>(kHeadsQ * rows));
     for (std::int64_t h = 0; h < kHeadsKv; ++h) {
       for (std::int64_t key = begin; key < keys_[i]; ++key) {
         const std::int64_t at = row_of(request, h, key) * kDim;
