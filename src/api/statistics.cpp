@@ -58,8 +58,7 @@ AttentionShape of_keys(const AttentionConfig& config, AttentionShape shape, std:
 }
 
 /// Of packed keys [h, total_kv].
-TensorView checked_sums(const AttentionConfig& config, const TensorView& sums, const AttentionShape& keys,
-                        bool rank3) {
+TensorView checked_sums(const AttentionConfig& config, const TensorView& sums, const AttentionShape& keys, bool rank3) {
   constexpr const char* kName = "column_sums";
   const bool packed = config.varlen && config.page_size == 0;
   TensorView checked = packed ? checked_statistic(kName, config, sums, keys, rank3, "[b, h, s_kv]")

@@ -31,9 +31,8 @@ KernelSpec top_keys_spec(const Problem& problem) noexcept;
 
 /// Fills in what it is launched with, and its thread blocks. `sequences`: those of the forward; `begin`: the first
 /// positions of requests over a KV cache, or null.
-std::int64_t top_keys_params(const Problem& problem, const kernel::SequenceParams& sequences,
-                             const std::int32_t* begin, const float* sums, const TensorView& keys,
-                             kernel::TopKeysParams& params) noexcept;
+std::int64_t top_keys_params(const Problem& problem, const kernel::SequenceParams& sequences, const std::int32_t* begin,
+                             const float* sums, const TensorView& keys, kernel::TopKeysParams& params) noexcept;
 
 }  // namespace fa::plan
 

@@ -79,8 +79,7 @@ struct ColumnSums {
   static constexpr bool kPaged = Scores::kPaged;
   static constexpr bool kPackedKeys = kVarlen && !kPaged;
   static constexpr bool kOneBuffer = one_buffer_of_rows<Config>();
-  static constexpr int kNextQ =
-      Scores::kStoredKeys ? Scores::kLoopBytes : Scores::kQBytes + kParts * KTile::kBytes;
+  static constexpr int kNextQ = Scores::kStoredKeys ? Scores::kLoopBytes : Scores::kQBytes + kParts * KTile::kBytes;
   static constexpr int kSharedBytes = kNextQ + (kOneBuffer ? 0 : Scores::kQBytes);
   static constexpr int kThreads = Scores::kThreads;
   static_assert(kTileN == Config::kTileN, "a block's keys are whole parts");
@@ -283,9 +282,8 @@ struct ColumnSums {
       using Products = U4Keys<T, KElement>;
       const StoredScales<Scores> scales{rows};
       Products::template scores<KTile, kHeadDimQk, scales.kPitch>(
-          s, keys, scales.own_k(part), lane, [&](uint32_t(&a)[4], int m, int k) {
-            Products::template load_a<QWarpTile>(a, queries, 16 * m, k, lane);
-          });
+          s, keys, scales.own_k(part), lane,
+          [&](uint32_t(&a)[4], int m, int k) { Products::template load_a<QWarpTile>(a, queries, 16 * m, k, lane); });
     } else if constexpr (Scores::kStoredKeys) {
       using Products = StoredKeys<T, KElement>;
       Products::template scores<KTile, kHeadDimQk>(s, keys, lane, [&](uint32_t(&a)[4], int m, int k) {

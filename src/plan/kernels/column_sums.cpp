@@ -148,9 +148,8 @@ std::int64_t summed_heads(const Problem& problem) noexcept {
   return problem.statistics.summed_heads() == ColumnSums::kv_heads ? problem.h_kv : problem.h_q;
 }
 
-std::int64_t top_keys_params(const Problem& problem, const kernel::SequenceParams& sequences,
-                             const std::int32_t* begin, const float* sums, const TensorView& keys,
-                             kernel::TopKeysParams& params) noexcept {
+std::int64_t top_keys_params(const Problem& problem, const kernel::SequenceParams& sequences, const std::int32_t* begin,
+                             const float* sums, const TensorView& keys, kernel::TopKeysParams& params) noexcept {
   const std::int64_t heads = summed_heads(problem);
   params = {.sums = sums,
             .keys = static_cast<std::int32_t*>(keys.data),
