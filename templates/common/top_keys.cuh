@@ -65,7 +65,7 @@ struct TopKeys {
   const float* row = nullptr;
   uint32_t keys = 0;  // of the row, 0 where no query asks
   uint32_t skew = 0;  // elements in front of the row in its first 16 bytes
-  int begin = 0;      // the row's first key
+  int first_key = 0;  // of the row
 
   FA_DEVICE explicit TopKeys(const TopKeysParams& p)
       : params(p), batch(ptx::block_index() / p.heads), head(ptx::block_index() - batch * p.heads) {
@@ -75,9 +75,9 @@ struct TopKeys {
       const SequenceParams& from = p.sequences;
       if constexpr (kVarlen) rows = span_of(from.cu_q, from.used_q, batch, from.total_q, p.s_q).count;
       count = clamp(ptx::ld_global(from.used_kv + batch), 0, p.s_kv);
-      if (p.begin != nullptr) begin = clamp(ptx::ld_global(p.begin + batch), 0, count);
-      first = static_cast<int64_t>(ptx::block_index()) * p.s_kv + begin;
-      count -= begin;
+      if (p.begin != nullptr) first_key = clamp(ptx::ld_global(p.begin + batch), 0, count);
+      first = static_cast<int64_t>(ptx::block_index()) * p.s_kv + first_key;
+      count -= first_key;
     } else if constexpr (kVarlen) {
       const SequenceParams& from = p.sequences;
       const Span span = span_of(from.cu_kv, from.used_kv, batch, from.total_kv, p.s_kv);
@@ -310,7 +310,7 @@ struct TopKeys {
       uint32_t index = 0;  // what is not there is 0, and -1 upside down
       if (i < size) index = ptx::ld_shared_b32(shared + 8 * i);
       const auto key = static_cast<int32_t>(~index);
-      ptx::st_global(to + i, kRequests && key >= 0 ? key + begin : key);
+      ptx::st_global(to + i, kRequests && key >= 0 ? key + first_key : key);
     }
   }
 };

@@ -157,11 +157,11 @@ std::vector<KernelSpec> all_top_keys_specs() {
 const std::vector<StatisticsMutation>& top_keys_mutations() {
   constexpr const char* kTopKeys = "common/top_keys.cuh";
   static const std::vector<StatisticsMutation> list{
-      {"top_keys_in_front_of_the_first", kTopKeys, "p.s_kv + begin;", "p.s_kv;", "requests"},
-      {"top_keys_behind_the_last", kTopKeys, "count -= begin;", "", "requests"},
-      {"top_keys_from_the_first_on", kTopKeys, "key >= 0 ? key + begin : key", "key >= 0 ? key : key", "requests"},
-      {"top_keys_of_absent_keys", kTopKeys, "kRequests && key >= 0 ? key + begin : key",
-       "kRequests ? key + begin : key", "requests"},
+      {"top_keys_in_front_of_the_first", kTopKeys, "p.s_kv + first_key;", "p.s_kv;", "requests"},
+      {"top_keys_behind_the_last", kTopKeys, "count -= first_key;", "", "requests"},
+      {"top_keys_from_the_first_on", kTopKeys, "key >= 0 ? key + first_key : key", "key >= 0 ? key : key", "requests"},
+      {"top_keys_of_absent_keys", kTopKeys, "kRequests && key >= 0 ? key + first_key : key",
+       "kRequests ? key + first_key : key", "requests"},
       {"top_keys_of_all_positions", kTopKeys, "count = clamp(ptx::ld_global(from.used_kv + batch), 0, p.s_kv);", "",
        "requests"},
       {"top_keys_of_requests_without_rows", kTopKeys,
