@@ -206,7 +206,9 @@ struct ColumnSums {
         const int first = first_key + part * kPartKeys;
         Scores::KCopy::strided(k_shared(rows, part), rows.k_thread + first * params.stride_k_s, params.stride_k_s,
                                lengths.s_kv - first, rows.thread);
-        if constexpr (Scores::kStoredKeys) StoredScales<Scores>{rows}.load_k(part, first);
+        if constexpr (Scores::kStoredKeys) {
+          StoredScales<Scores>{rows}.load_k(part, first);
+        }
       }
     }
   }
