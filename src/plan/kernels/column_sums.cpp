@@ -66,7 +66,8 @@ struct Tile {
 // Blocks of more keys read fewer rows in all, where as many of them fit in a multiprocessor.
 constexpr std::array kTiles{Tile{128, 128, 4}, Tile{128, 64, 4}, Tile{64, 64, 4},
                             Tile{64, 32, 4},   Tile{32, 32, 2},  Tile{16, 16, 1}};
-constexpr std::size_t kFirst32Bit = 3;  // whose products take more registers
+constexpr std::size_t kFirst32Bit = 3;   // whose products take more registers
+constexpr std::size_t kFirstStored = 1;  // as do conversions
 // Where shared memory leaves room for one block of four warps: two for each scheduler.
 constexpr Tile kEightWarps{256, 128, 8, true};
 
@@ -86,7 +87,8 @@ void take(KernelSpec& spec, const Tile& tile) {
 bool takes_eight_warps(const Problem& problem, KernelSpec& spec, int blocks) {
   const int wanted = problem.sum_buffers;
   take(spec, kEightWarps);
-  const bool may = problem.dtype != DType::f32 && spec.arch.major >= 8 && blocks_of_multiprocessor(spec) > 0;
+  const bool stored = spec.as<ColumnSumsPass>().stored();
+  const bool may = problem.dtype != DType::f32 && !stored && spec.arch.major >= 8 && blocks_of_multiprocessor(spec) > 0;
   if (wanted == 1 && !may) {
     support::throw_unsupported("kernel.text", "row_buffers=1", "row_buffers=2 for this dtype, head_dim and device");
   }
@@ -188,7 +190,8 @@ KernelSpec column_sums_spec(const Problem& problem) {
   take(spec, kTiles[1]);
   const int blocks = std::max(blocks_of_multiprocessor(spec), 1);
   if (takes_eight_warps(problem, spec, blocks)) return spec;
-  for (std::size_t i = problem.dtype == DType::f32 ? kFirst32Bit : 0; i < kTiles.size(); ++i) {
+  const std::size_t first_stored = spec.as<ColumnSumsPass>().stored() ? kFirstStored : 0;
+  for (std::size_t i = problem.dtype == DType::f32 ? kFirst32Bit : first_stored; i < kTiles.size(); ++i) {
     take(spec, kTiles[i]);
     if (blocks_of_multiprocessor(spec) >= (i == 0 ? blocks : 1)) return spec;
   }
