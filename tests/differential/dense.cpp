@@ -262,7 +262,7 @@ class Evaluation {
       const double error = pair.error + lse_error_ + 8 * units_.f32 * (std::abs(pair.score) + std::abs(lse_));
       const std::size_t at = first + static_cast<std::size_t>(pair.key);
       sums.value[at] += pair.p;
-      sums.bound[at] += pair.p * (std::expm1(error) + added + units_.statistic) + units_.flushed;
+      sums.bound[at] += pair.p * (std::expm1(error) + added + units_.statistic) + units_.flushed + 0x1p-126;
     }
   }
 
@@ -276,7 +276,8 @@ class Evaluation {
         greatest = {-kInfinity, 0};
         for (const Pair& pair : pairs_) greatest = greater(greatest, {pair.score, pair.error});
       }
-      const double rounding = std::isfinite(greatest.value) ? 8 * units_.f32 * std::abs(greatest.value) : 0;
+      const double unit = 8 * units_.f32 + units_.statistic;
+      const double rounding = std::isfinite(greatest.value) ? unit * std::abs(greatest.value) : 0;
       results_.max_logit.value[row] = greatest.value;
       results_.max_logit.bound[row] = row_unsure_ ? kInfinity : greatest.error + rounding;
     }
@@ -299,7 +300,7 @@ class Evaluation {
     constexpr double kMostLogarithm = 128;  // of what is left out, or becomes 0
     const auto count = static_cast<double>(pairs_.size());
     bound += (units_.sum(count) + 16 * units_.f32 + units_.exponential) * (sizes + std::abs(lse_));
-    bound += kMostLogarithm * (units_.left_out + count * units_.flushed) + 0x1p-126;
+    bound += units_.statistic * std::abs(sum) + kMostLogarithm * (units_.left_out + count * units_.flushed) + 0x1p-126;
     results_.entropy.value[row] = mistake_ == Mistake::entropy_in_bits ? sum / std::log(2) : sum;
     results_.entropy.bound[row] = row_unsure_ || pairs_.empty() ? (row_unsure_ ? kInfinity : 0) : bound;
   }
