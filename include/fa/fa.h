@@ -533,13 +533,16 @@ typedef struct fa_forward_outputs {
   const fa_tensor* lse; /* [b, h_q, s_q], f32 (f64 for f64), natural log, the sink included; -inf, or the sink, for a
                            row without keys; may be NULL */
   /* What fa_config asks for: f32 (f64 for f64), row-major without gaps; NULL where it does not. */
-  const fa_tensor* max_logit;   /* [b, h_q, s_q] or [h_q, total_q]; [h_q] with max_logit_by_head; -inf without keys */
-  const fa_tensor* entropy;     /* [b, h_q, s_q] or [h_q, total_q], in nats; 0 without keys */
-  const fa_tensor* column_sums; /* [b, h_q, s_kv], or [b, h_kv, s_kv] of KV heads; of packed batches [h, total_kv] */
+  const fa_tensor* max_logit; /* [b, h_q, s_q] or [h_q, total_q]; [h_q] with max_logit_by_head; -inf without keys */
+  const fa_tensor* entropy;   /* [b, h_q, s_q] or [h_q, total_q], in nats; 0 without keys */
+  /* [b, h_q, s_kv], or [b, h_kv, s_kv] of KV heads; of packed batches [h, total_kv]. Over a KV cache [b, h, s_kv], of
+   * packed queries too: s_kv is max_s_kv, or without it as many positions as a table row, or the cache, has room for.
+   * Positions that do not count for a request have 0. */
+  const fa_tensor* column_sums;
   const fa_probability_dump* dump; /* NULL: none */
-  /* FA_I32 [b, h, top_keys], of packed batches too. The greatest sum comes first, of equal ones the smaller index. NaNs
-   * are greater than any number, and equal. -1 stands behind the last key, and everywhere without rows. column_sums may
-   * be NULL then. */
+  /* FA_I32 [b, h, top_keys], of packed batches too; over a KV cache positions of the request, from seq_begin on. The
+   * greatest sum comes first, of equal ones the smaller index. NaNs are greater than any number, and equal. -1 stands
+   * behind the last key, and everywhere without rows. column_sums may be NULL then. */
   const fa_tensor* top_keys;
 } fa_forward_outputs;
 

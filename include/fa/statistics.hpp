@@ -56,12 +56,14 @@ struct StatisticsOutputs {
   /// [b, h_q, s_q], or [h_q] with max_logit_by_head; of packed batches [h_q, total_q], or [h_q]. -inf without keys.
   TensorView max_logit = {};
   TensorView entropy = {};  ///< [b, h_q, s_q], or [h_q, total_q]; 0 of a row without keys
-  /// [b, h_q, s_kv], or [b, h_kv, s_kv] of KV heads; of packed batches [h, total_kv]. With top_keys it may be left
-  /// out: the sums are in the workspace then.
+  /// [b, h_q, s_kv], or [b, h_kv, s_kv] of KV heads; of packed batches [h, total_kv]. Over a KV cache [b, h, s_kv], of
+  /// packed queries too: s_kv is max_s_kv, or without it as many positions as a table row, or the cache, has room for.
+  /// Positions that do not count for a request have 0. With top_keys it may be left out: the sums are in the workspace
+  /// then.
   TensorView column_sums = {};
-  /// i32 [b, h, top_keys], also of packed batches, whose keys count from 0 in each sequence. The greatest sum comes
-  /// first, of equal ones the smaller index. NaNs are greater than any number, and equal. -1 behind the last key, and
-  /// everywhere without rows.
+  /// i32 [b, h, top_keys], also of packed batches, whose keys count from 0 in each sequence. Over a KV cache positions
+  /// of the request, from seq_begin on. The greatest sum comes first, of equal ones the smaller index. NaNs are greater
+  /// than any number, and equal. -1 behind the last key, and everywhere without rows.
   TensorView top_keys = {};
 };
 

@@ -116,7 +116,7 @@ void Attention::Impl::forward(const ForwardInputs& inputs, const ForwardOutputs&
   const api::CheckedStatistics& statistics = call.statistics;
   packed_->clear(statistics.max_logit_rows, call.sequences, call.shape, false, kNothing, stream);
   packed_->clear(statistics.entropy_rows, call.sequences, call.shape, false, 0, stream);
-  packed_->clear(statistics.column_sums, call.sequences, call.shape, true, 0, stream);
+  if (config_.page_size == 0) packed_->clear(statistics.column_sums, call.sequences, call.shape, true, 0, stream);
   if (statistics.heads > 0) fill(statistics.outputs.max_logit, statistics.heads, kNothing, stream);
   if (call.empty) {
     const TensorView& sums = statistics.outputs.column_sums;

@@ -110,10 +110,13 @@ class HostStatistics {
  private:
   /// Rounded as a tensor of the caller would be.
   void make_sums(const AttentionConfig& config, const ForwardCall& call, reference::ForwardArgs& args) {
-    const std::int64_t h = call.statistics.top_keys.shape[1];
-    sums_.resize(static_cast<std::size_t>(call.k.shape[0] * h * call.k.shape[2]));
+    const TensorView& top_keys = call.statistics.top_keys;
+    const bool paged = config.page_size != 0;
+    const std::int64_t b = paged ? top_keys.shape[0] : call.k.shape[0], h = top_keys.shape[1];
+    const std::int64_t s_kv = paged ? call.shape.s_kv : call.k.shape[2];
+    sums_.resize(static_cast<std::size_t>(b * h * s_kv));
     const DType dtype = config.dtype == DType::f64 ? DType::f64 : DType::f32;
-    args.statistics.column_sums = TensorView(sums_.data(), dtype, {call.k.shape[0], h, call.k.shape[2]});
+    args.statistics.column_sums = TensorView(sums_.data(), dtype, {b, h, s_kv});
   }
 
   TensorView heads_;

@@ -124,7 +124,7 @@ void Inspection::add(const char* name, const TensorView& view, Made made, bool m
   result.keys = keys;
   result.made = made;
   result.group = view.shape[1] == 0 ? 1 : shape_.h_q / view.shape[1];
-  if (config_.varlen) {
+  if (config_.varlen && !(keys && config_.page_size != 0)) {
     result.scanned.b = sequences_.b;
     result.scanned.cu = keys ? sequences_.cu_seqlens_kv : sequences_.cu_seqlens_q;
     result.scanned.used = keys ? sequences_.seqused_kv : sequences_.seqused_q;

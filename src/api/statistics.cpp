@@ -49,11 +49,22 @@ bool is_wanted(const char* name, const TensorView& given, bool wanted) {
   return wanted;
 }
 
-/// The axes of column sums, in the place of those of rows.
-AttentionShape of_keys(const AttentionConfig& config, AttentionShape shape) {
+/// The axes of column sums, in the place of those of rows; over a KV cache those of `b` requests.
+AttentionShape of_keys(const AttentionConfig& config, AttentionShape shape, std::int64_t b) {
   if (config.statistics.column_sums == ColumnSums::kv_heads) shape.h_q = shape.h_kv;
+  if (config.page_size != 0) shape.b = b;
   shape.s_q = shape.s_kv;
   return shape;
+}
+
+/// Of packed keys [h, total_kv].
+TensorView checked_sums(const AttentionConfig& config, const TensorView& sums, const AttentionShape& keys, bool rank3) {
+  constexpr const char* kName = "column_sums";
+  const bool packed = config.varlen && config.page_size == 0;
+  TensorView checked = packed ? checked_statistic(kName, config, sums, keys, rank3, "[b, h, s_kv]")
+                              : checked_rows(kName, config.dtype, sums, keys, rank3 && !config.varlen, "[b, h, s_kv]");
+  check_row_major(kName, sums);
+  return checked;
 }
 
 /// [b, h, k]; of q without an axis of heads [b, k] too.
@@ -126,11 +137,6 @@ void validate_statistics(const AttentionConfig& config) {
   refuse("invariance", config.invariance != Invariance::none);
   if (is_fp8(config.dtype)) throw_invalid("dtype", to_string(config.dtype), "f16, bf16, f32 or f64 with statistics");
   if (wanted.max_logit != MaxLogit::none || wanted.entropy) check_statistics_override(config);
-  if (wanted.summed_heads() == ColumnSums::none) return;
-  if (config.page_size != 0) throw_invalid("page_size", config.page_size, "0 with column_sums or top_keys");
-  for (const auto& [name, dtype] : {std::pair{"k_dtype", config.k_dtype}, std::pair{"v_dtype", config.v_dtype}}) {
-    if (dtype) throw_invalid(name, to_string(*dtype), "none with column_sums or top_keys");
-  }
 }
 
 CheckedStatistics check_statistics(const AttentionConfig& config, const ForwardOutputs& outputs,
@@ -153,11 +159,10 @@ CheckedStatistics check_statistics(const AttentionConfig& config, const ForwardO
     check_row_major("entropy", outputs.statistics.entropy);
   }
   const TensorView& sums = outputs.statistics.column_sums;
-  const AttentionShape keys = of_keys(config, shape);
+  const AttentionShape keys = of_keys(config, shape, b);
   const bool may_be_left_out = wanted.top_keys != 0 && !sums.defined();
   if (!may_be_left_out && is_wanted("column_sums", sums, wanted.column_sums != ColumnSums::none)) {
-    checked.column_sums = checked_statistic("column_sums", config, sums, keys, rank3, "[b, h, s_kv]");
-    check_row_major("column_sums", sums);
+    checked.column_sums = checked_sums(config, sums, keys, rank3);
   }
   if (is_wanted("top_keys", outputs.statistics.top_keys, wanted.top_keys != 0)) {
     checked.top_keys = checked_top_keys(config, outputs.statistics.top_keys, b, keys.h_q, rank3);
@@ -189,8 +194,8 @@ StatisticsGradients check_statistics_gradients(const AttentionConfig& config, co
     check_read_row_major("dmax_logit", given.dmax_logit);
     checked.dmax_logit = given.dmax_logit;
   }
-  check("dcolumn_sums", given.dcolumn_sums, wanted.column_sums_gradient, of_keys(config, shape), checked.dcolumn_sums,
-        "[b, h, s_kv]");
+  check("dcolumn_sums", given.dcolumn_sums, wanted.column_sums_gradient, of_keys(config, shape, shape.b),
+        checked.dcolumn_sums, "[b, h, s_kv]");
   if (inputs.place && wanted.any_gradient()) {
     throw_invalid("place", "given", "none with gradients of statistics, which are of a call's own keys");
   }

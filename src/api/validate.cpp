@@ -244,9 +244,14 @@ TensorView checked_statistic(const char* name, const AttentionConfig& config, co
                              const AttentionShape& shape, bool rank3, const char* accepted) {
   const TensorView view = config.varlen ? unpacked(given, 2) : given;
   if (config.varlen && view.defined()) check_packed(name, view, 2, "[h_q, total_q]");
+  return checked_rows(name, config.dtype, view, shape, rank3, accepted);
+}
+
+TensorView checked_rows(const char* name, DType of, const TensorView& view, const AttentionShape& shape, bool rank3,
+                        const char* accepted) {
   const char* axes = rank3 ? "[b, s_q] or [b, 1, s_q]" : "[b, h_q, s_q]";
   if (!view.defined()) throw_invalid(name, "nothing", fmt::format("a tensor {}", axes));
-  const DType dtype = config.dtype == DType::f64 ? DType::f64 : DType::f32;
+  const DType dtype = of == DType::f64 ? DType::f64 : DType::f32;
   const int rank = rank3 ? 2 : 3;
   if (view.rank != rank && view.rank != 3) throw_invalid(name, fmt::format("shape {}", shape_text(view)), axes);
   if (view.dtype != dtype) throw_invalid(name, to_string(view.dtype), fmt::format("dtype {}", to_string(dtype)));
@@ -408,9 +413,9 @@ ForwardCall check_forward(const AttentionConfig& config, const ForwardInputs& in
     throw_invalid("row_bias", "given", "none without a dtype of i8");
   }
   shape.aligned = rows_aligned(call.q) && rows_aligned(call.k) && rows_aligned(call.v) && rows_aligned(call.o);
+  set_paged(config, call.cache, call.k.shape[0], call.sequences, shape);
   call.statistics =
       check_statistics(config, outputs, shape, config.varlen ? inputs.sequences.b : shape.b, inputs.q.rank == 3);
-  set_paged(config, call.cache, call.k.shape[0], call.sequences, shape);
   set_packed(config, call.sequences, shape);
   if (paged) check_sizes(shape);
   call.empty = shape.b == 0 || shape.h_q == 0 || shape.s_q == 0;

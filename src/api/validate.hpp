@@ -72,6 +72,10 @@ TensorView tensor_of_call(const char* name, const TensorView& given, const Atten
 TensorView checked_statistic(const char* name, const AttentionConfig& config, const TensorView& given,
                              const AttentionShape& shape, bool rank3, const char* accepted = "[b, h_q, s_q]");
 
+/// Likewise where nothing is packed, or it is unpacked already. `of`: the dtype of q.
+TensorView checked_rows(const char* name, DType of, const TensorView& view, const AttentionShape& shape, bool rank3,
+                        const char* accepted);
+
 // Latent rows (docs/mla.md): 512 codes of e4m3, 4 scales, 64 columns of bf16.
 inline constexpr int kLatentColumns = 576;
 inline constexpr int kLatentValues = 512;

@@ -179,6 +179,7 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
     call.add(Role::combine, ceil_div(warps, combine.warps), &params, may_start_early(combine));
   }
   if (problem.statistics.summed_heads() != ColumnSums::none) {
+    call.forward_params.sums.scales = scale_params(tensors);
     call.add_sums(problem, kernels, tensors.statistics, facts.multiprocessors);
   }
   call.put_places(problem, kernels);
@@ -197,7 +198,8 @@ void CallPlan::add_sums(const Problem& problem, const KernelSet& kernels, const 
            &forward_params.sums);
   if (problem.statistics.top_keys == 0) return;
   kernel::TopKeysParams& top_keys = forward_params.top_keys;
-  add_pass(Role::top_keys, top_keys_params(problem, params.sequences, sums, to.top_keys, top_keys), &top_keys);
+  const std::int32_t* const begin = problem.paged() ? params.paged.begin : nullptr;
+  add_pass(Role::top_keys, top_keys_params(problem, params.sequences, begin, sums, to.top_keys, top_keys), &top_keys);
 }
 
 void plan_call(const Problem& problem, const BackwardChoice& choice, const KernelSet& kernels,

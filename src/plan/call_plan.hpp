@@ -108,7 +108,7 @@ class CallPlan {
   struct ForwardParams {
     kernel::Sm90Int8Params attention;  ///< scales are of 8-bit floats alone, row biases of i8
     kernel::MaskTilesParams lists;
-    kernel::ForwardVariantParams sums;  ///< of the pass for column sums
+    kernel::ForwardStoredParams sums;  ///< of the pass for column sums
     kernel::TopKeysParams top_keys;
     kernel::ForwardStoredParams stored;  ///< in the place of the first, where K or V is stored in 8 bits
     Sm90ForwardMaps maps;

@@ -80,8 +80,12 @@ bool KernelSpec::own_parts() const noexcept {
 }
 
 bool KernelSpec::stored() const noexcept {
-  const auto* const forward = std::get_if<Sm80Forward>(&own);
-  return forward != nullptr && forward->stored();
+  return std::visit(
+      [](const auto& which) {
+        if constexpr (requires { which.stored(); }) return which.stored();
+        return false;
+      },
+      own);
 }
 
 bool KernelSpec::ordered_dq() const noexcept {

@@ -33,7 +33,7 @@ std::size_t counter_bytes(const Problem& problem, const Choice& choice) noexcept
 /// Of column sums that only the search for top keys reads.
 std::int64_t sums_of(const Problem& problem) noexcept {
   if (problem.statistics.top_keys == 0) return 0;
-  return summed_heads(problem) * (problem.varlen ? problem.total_kv : problem.b * problem.s_kv);
+  return summed_heads(problem) * (has_packed_keys(problem) ? problem.total_kv : problem.b * problem.s_kv);
 }
 
 /// Whether a call has no output element.

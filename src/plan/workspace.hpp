@@ -23,7 +23,7 @@ enum class Section : std::uint8_t {
   turns,        ///< i32 [b, h_q, padded_rows / 16, 2]
   partial_dkv,  ///< f32 [splits, b, h_kv, s_kv, d_qk + d_v]
   schedule,     ///< templates/common/schedule_params.cuh
-  column_sums,  ///< f32 [b, heads, s_kv], or [heads, total_kv]: where top keys are wanted alone
+  column_sums,  ///< f32 [b, heads, s_kv], or [heads, total_kv] of packed keys: where top keys are wanted alone
   max_rows,     ///< u64 [h_q]: in which rows the greatest logits of heads are
   max_keys,     ///< i32 [b, h_q, s_q], or [h_q, total_q]: where greatest logits are
   row_sums,     ///< f32, likewise: of P times the gradient of column sums

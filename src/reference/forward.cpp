@@ -78,15 +78,18 @@ void find_top_keys(const std::vector<double>& sums, std::span<std::int32_t> keys
   std::fill(keys.begin() + static_cast<std::ptrdiff_t>(count), keys.end(), -1);
 }
 
-void find_top_keys(const RowStatistics& statistics) {
+/// Of the keys from `begin` to before `end`.
+void find_top_keys(const RowStatistics& statistics, std::int64_t begin, std::int64_t end) {
   const TensorView &sums = statistics.column_sums, &to = statistics.top_keys;
   if (!to.defined()) return;
-  std::vector<double> row(static_cast<std::size_t>(sums.shape[2]));
+  std::vector<double> row(static_cast<std::size_t>(end - begin));
   for (std::int64_t b = 0; b < to.shape[0]; ++b) {
     for (std::int64_t h = 0; h < to.shape[1]; ++h) {
-      load(sums, row_offset(sums, b, h, 0), sums.strides[2], sums.shape[2], row.data());
-      find_top_keys(
-          row, {static_cast<std::int32_t*>(to.data) + row_offset(to, b, h, 0), static_cast<std::size_t>(to.shape[2])});
+      load(sums, row_offset(sums, b, h, begin), sums.strides[2], end - begin, row.data());
+      const std::span keys(static_cast<std::int32_t*>(to.data) + row_offset(to, b, h, 0),
+                           static_cast<std::size_t>(to.shape[2]));
+      find_top_keys(row, keys);
+      for (std::int32_t& key : keys) key = key < 0 ? key : key + static_cast<std::int32_t>(begin);
     }
   }
 }
@@ -114,7 +117,7 @@ class Forward {
         sum_columns(item / heads, item % heads, g_.h_q / heads, s);
       });
     }
-    find_top_keys(a_.statistics);
+    find_top_keys(a_.statistics, g_.begin, g_.s_kv);
   }
 
  private:

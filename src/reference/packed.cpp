@@ -155,6 +155,7 @@ void clear_padding(const ForwardArgs& args, const PackedSequences& sequences) {
                -std::numeric_limits<double>::infinity());
   }
   clear_rows(args.statistics.entropy, sequences.cu_seqlens_q, sequences.seqused_q, sequences.b, 0);
+  if (sequences.cu_seqlens_kv == nullptr) return;  // over a KV cache there is a sum for each position
   clear_rows(args.statistics.column_sums, sequences.cu_seqlens_kv, sequences.seqused_kv, sequences.b, 0);
 }
 

@@ -54,6 +54,8 @@ ForwardArgs call_of_request(const ForwardArgs& args, const PackedSequences& sequ
     const TensorView& whole = args.statistics.*tensor;
     part.statistics.*tensor = packed ? rows_of_sequence(whole, sequences, i) : entry_of(whole, i);
   }
+  part.statistics.column_sums = entry_of(args.statistics.column_sums, i);
+  part.statistics.top_keys = entry_of(args.statistics.top_keys, i);
   if (args.k_scale_of_requests) part.k_scale = of_any_page(entry_of(args.k_scale, i));
   if (args.v_scale_of_requests) part.v_scale = of_any_page(entry_of(args.v_scale, i));
   part.paged = keys_of(sequences, cache, i);

@@ -275,6 +275,7 @@ std::string top_keys_layout() {
   LayoutAsserts asserts("TopKeysParams", sizeof(TopKeysParams));
   asserts.field("sequences", offsetof(TopKeysParams, sequences));
   asserts.field("count", offsetof(TopKeysParams, count));
+  asserts.field("begin", offsetof(TopKeysParams, begin));
   return asserts.text();
 }
 

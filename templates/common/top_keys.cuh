@@ -13,6 +13,12 @@
 
 namespace fa::kernel {
 
+template <class Config>
+FA_DEVICE constexpr bool of_requests() {
+  if constexpr (requires { Config::kRequests; }) return Config::kRequests;
+  return false;
+}
+
 /// The keys with the greatest sums, a thread block for each (b, h), in descending order. Ties go to the smaller index;
 /// NaNs are the greatest of all, and equal.
 ///
@@ -24,10 +30,13 @@ namespace fa::kernel {
 /// In shared memory: counts [bins, kCopies], in their place later the entries [kRoom, 2]; a sum of each warp; and what
 /// the block decides.
 ///
-/// Config: kWarps, kVarlen.
+/// With kRequests the rows are of requests over a KV cache: keys from the first position that counts on.
+///
+/// Config: kWarps, kVarlen, kRequests.
 template <class Config>
 struct TopKeys {
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
+  static constexpr bool kRequests = of_requests<Config>();
   static constexpr int kThreads = Config::kWarps * kWarpSize;
   static constexpr int kDigitBits = 11;
   static constexpr int kBins = 1 << kDigitBits;
@@ -56,12 +65,20 @@ struct TopKeys {
   const float* row = nullptr;
   uint32_t keys = 0;  // of the row, 0 where no query asks
   uint32_t skew = 0;  // elements in front of the row in its first 16 bytes
+  int first_key = 0;  // of the row
 
   FA_DEVICE explicit TopKeys(const TopKeysParams& p)
       : params(p), batch(ptx::block_index() / p.heads), head(ptx::block_index() - batch * p.heads) {
     int64_t first;
     int rows = p.s_q, count = p.s_kv;
-    if constexpr (kVarlen) {
+    if constexpr (kRequests) {
+      const SequenceParams& from = p.sequences;
+      if constexpr (kVarlen) rows = span_of(from.cu_q, from.used_q, batch, from.total_q, p.s_q).count;
+      count = clamp(ptx::ld_global(from.used_kv + batch), 0, p.s_kv);
+      if (p.begin != nullptr) first_key = clamp(ptx::ld_global(p.begin + batch), 0, count);
+      first = static_cast<int64_t>(ptx::block_index()) * p.s_kv + first_key;
+      count -= first_key;
+    } else if constexpr (kVarlen) {
       const SequenceParams& from = p.sequences;
       const Span span = span_of(from.cu_kv, from.used_kv, batch, from.total_kv, p.s_kv);
       rows = span_of(from.cu_q, from.used_q, batch, from.total_q, p.s_q).count;
@@ -292,7 +309,8 @@ struct TopKeys {
     for (int i = thread; i < params.count; i += kThreads) {
       uint32_t index = 0;  // what is not there is 0, and -1 upside down
       if (i < size) index = ptx::ld_shared_b32(shared + 8 * i);
-      ptx::st_global(to + i, static_cast<int32_t>(~index));
+      const auto key = static_cast<int32_t>(~index);
+      ptx::st_global(to + i, kRequests && key >= 0 ? key + first_key : key);
     }
   }
 };

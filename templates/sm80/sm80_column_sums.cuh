@@ -5,6 +5,7 @@
 #include <common/copies.cuh>
 #include <common/forward_schedule.cuh>
 #include <common/online_softmax.cuh>
+#include <common/paged.cuh>
 #include <common/sequences.cuh>
 #include <common/switches.cuh>
 #include <common/variant.cuh>
@@ -13,16 +14,18 @@
 #include <ptx/memory.cuh>
 #include <ptx/thread.cuh>
 #include <sm80/sm80_forward_scores.cuh>
+#include <sm80/sm80_stored.cuh>
+#include <sm80/sm80_u4.cuh>
 
 namespace fa::sm80 {
 
-/// The forward whose scores these are: one buffer of K, and no V. Its KV tiles are parts of a thread block's keys, so
-/// that the scores of one fit in the registers.
+/// The forward whose scores these are: a buffer of K for each part of a thread block's keys, and no V. Parts are its KV
+/// tiles, so that the scores of one fit in the registers.
 template <class Config>
 struct ForwardOfSums : Config {
   static constexpr int kTileN = Config::kTileN < 64 ? Config::kTileN : 64;
   static constexpr int kHeadDimV = 8;
-  static constexpr int kStages = 1;
+  static constexpr int kStages = Config::kTileN / kTileN;
   static constexpr int kLoopBodies = 1;
   static constexpr bool kQInRegisters = false;
   static constexpr bool kConditionalRescale = true;
@@ -47,7 +50,11 @@ FA_DEVICE constexpr bool one_buffer_of_rows() {
 /// With one buffer of rows twice as many warps find room, and each scheduler has two. A warp copies its next rows once
 /// the products of the last part have read these: behind its exponentials, and behind the other warp.
 ///
-/// In shared memory: Q [tile_m, d_qk], K [tile_n, d_qk] by parts, and with two buffers Q of the next step.
+/// With kPageSize the keys are those of requests over a KV cache. Sums of positions that a request does not have are 0.
+/// With kKeyStorage K is as the forward has it (sm80_forward.cuh).
+///
+/// In shared memory: Q [tile_m, d_qk], K [tile_n, d_qk] by parts, of stored K what the parts' V would take and their
+/// scales, and with two buffers Q of the next step.
 ///
 /// Of the launch parameters `m_blocks` counts the key tiles of a head, of packed batches the slots; `heads` is of the
 /// sums, each of which is over `splits` query heads.
@@ -60,6 +67,7 @@ struct ColumnSums {
   using Gemm = typename Scores::Gemm;
   using KTile = typename Scores::KTile;
   using QWarpTile = typename Scores::QWarpTile;
+  using KElement = typename Scores::KElement;
   static constexpr int kTileM = Scores::kTileM;
   static constexpr int kPartKeys = Scores::kTileN;
   static constexpr int kParts = Config::kTileN / kPartKeys;
@@ -68,8 +76,10 @@ struct ColumnSums {
   static constexpr int kMTiles = Scores::kMTiles;
   static constexpr int kNTiles = Scores::kNTiles;
   static constexpr bool kVarlen = Scores::kVarlen;
+  static constexpr bool kPaged = Scores::kPaged;
+  static constexpr bool kPackedKeys = kVarlen && !kPaged;
   static constexpr bool kOneBuffer = one_buffer_of_rows<Config>();
-  static constexpr int kNextQ = Scores::kQBytes + kParts * KTile::kBytes;
+  static constexpr int kNextQ = Scores::kStoredKeys ? Scores::kLoopBytes : Scores::kQBytes + kParts * KTile::kBytes;
   static constexpr int kSharedBytes = kNextQ + (kOneBuffer ? 0 : Scores::kQBytes);
   static constexpr int kThreads = Scores::kThreads;
   static_assert(kTileN == Config::kTileN, "a block's keys are whole parts");
@@ -86,7 +96,7 @@ struct ColumnSums {
 
   const Params& params;
   const Tile tile;
-  const BatchEntry<kVarlen, ForwardParams> lengths;
+  const typename Scores::Entry lengths;
   const int first_key = tile.block * kTileN;
   const int lane = ptx::thread_index() % kWarpSize;
   const int warp = ptx::thread_index() / kWarpSize;
@@ -95,12 +105,12 @@ struct ColumnSums {
   int blocks = 0;
 
   FA_DEVICE explicit ColumnSums(const Params& p)
-      : params(p), tile(this_tile(p)), lengths(batch_entry<kVarlen, ForwardParams>(p, tile.batch)) {}
+      : params(p), tile(this_tile(p)), lengths(Scores::this_entry(p, tile.batch)) {}
 
   static FA_DEVICE Tile this_tile(const Params& p) {
     const int index = ptx::block_index() / p.m_blocks;
     const int place = ptx::block_index() - index * p.m_blocks;
-    if constexpr (kVarlen) {
+    if constexpr (kPackedKeys) {
       const SequenceParams& sequences = p.sequences;
       const int batch = sequence_of_slot<kTileN>(sequences.cu_kv, p.b, sequences.total_kv, 1, place);
       return {place - first_slot<kTileN>(sequences.cu_kv, batch, sequences.total_kv, 1), index, batch};
@@ -110,12 +120,15 @@ struct ColumnSums {
   }
 
   FA_DEVICE void run() {
-    if (tile.block < 0 || first_key >= lengths.s_kv) return;  // a slot without a tile
+    if constexpr (!kPaged) {
+      if (tile.block < 0 || first_key >= lengths.s_kv) return;  // a slot without a tile
+    }
     const int last_key = (first_key + kTileN < lengths.s_kv ? first_key + kTileN : lengths.s_kv) - 1;
     const int begin = rows_begin<Config::kCausal, Variant>(params, lengths, first_key);
     const int end = minimum(rows_end<Variant>(params, lengths, last_key), lengths.s_q);
     first_block = begin / kTileM;
-    if (end > begin) blocks = ceil_div(end, kTileM) - first_block;
+    const bool there = !kPaged || (first_key < lengths.s_kv && first_key_of(lengths) <= last_key);
+    if (there && end > begin) blocks = ceil_div(end, kTileM) - first_block;
     Sums sums = {};
     const int steps = blocks * params.splits;
     if (steps > 0) walk(steps, sums);
@@ -149,6 +162,7 @@ struct ColumnSums {
       ptx::cp_async_wait<kOneBuffer ? 0 : 1>();
       if (i == 0) {
         ptx::sync_threads();  // K has landed for all, and the first rows
+        if constexpr (Scores::kLatentRows) widen_keys();
       } else {
         ptx::sync_warp();  // the other lanes' copies of this step's rows have landed
       }
@@ -179,13 +193,31 @@ struct ColumnSums {
   FA_DEVICE uint32_t k_shared(const Scores& rows, int part) const { return rows.k_shared(0) + part * KTile::kBytes; }
 
   FA_DEVICE void load_keys() const {
-    const Scores rows = rows_of({});
+    Scores rows = rows_of({});
+    if constexpr (kPaged) {
+      rows.table_row = table_row_of(params.paged, tile.batch);
+      rows.first_read = keys_begin<Variant>(params, lengths, 0);  // keys in front of it no row sees
+    }
     FA_UNROLL
     for (int part = 0; part < kParts; ++part) {
-      const int first = first_key + part * kPartKeys;
-      Scores::KCopy::strided(k_shared(rows, part), rows.k_thread + first * params.stride_k_s, params.stride_k_s,
-                             lengths.s_kv - first, rows.thread);
+      if constexpr (kPaged) {
+        rows.load_k(tile.block * kParts + part, part);
+      } else {
+        const int first = first_key + part * kPartKeys;
+        Scores::KCopy::strided(k_shared(rows, part), rows.k_thread + first * params.stride_k_s, params.stride_k_s,
+                               lengths.s_kv - first, rows.thread);
+        if constexpr (Scores::kStoredKeys) {
+          StoredScales<Scores>{rows}.load_k(part, first);
+        }
+      }
     }
+  }
+
+  FA_DEVICE void widen_keys() const {
+    const Scores rows = rows_of({});
+    FA_UNROLL
+    for (int part = 0; part < kParts; ++part) Scores::Latent::widen(k_shared(rows, part), rows.thread);
+    ptx::sync_threads();  // K is of the queries' type
   }
 
   FA_DEVICE void load_rows(const Step& step) const {
@@ -221,9 +253,7 @@ struct ColumnSums {
                           float (&sums)[kNTiles][2], AfterProducts after_products) const {
     const int block = tile.block * kParts + part;
     Fragment<kMTiles, kNTiles> s = {};
-    Gemm::template scores<KTile, kHeadDimQk>(s, k_shared(rows, part), lane, [&](uint32_t(&a)[4], int m, int k) {
-      Gemm::template load_a<QWarpTile, kHeadDimQk>(a, q_shared(rows, step), 16 * m, k, lane);
-    });
+    multiply(s, rows, q_shared(rows, step), part);
     after_products();
     if constexpr (Variant::kScore) {
       rows.apply_score(s, block);
@@ -247,9 +277,32 @@ struct ColumnSums {
     }
   }
 
-  /// Whether a mask in closed form, or the end of the keys, hides a key of a part from one of the rows.
+  /// The products of a step's rows with a part of the keys.
+  FA_DEVICE void multiply(Fragment<kMTiles, kNTiles>& s, const Scores& rows, uint32_t queries, int part) const {
+    const uint32_t keys = k_shared(rows, part);
+    if constexpr (Scores::kU4Keys) {
+      using Products = U4Keys<T, KElement>;
+      const StoredScales<Scores> scales{rows};
+      Products::template scores<KTile, kHeadDimQk, scales.kPitch>(
+          s, keys, scales.own_k(part), lane,
+          [&](uint32_t(&a)[4], int m, int k) { Products::template load_a<QWarpTile>(a, queries, 16 * m, k, lane); });
+    } else if constexpr (Scores::kStoredKeys) {
+      using Products = StoredKeys<T, KElement>;
+      Products::template scores<KTile, kHeadDimQk>(s, keys, lane, [&](uint32_t(&a)[4], int m, int k) {
+        Products::template load_a<QWarpTile>(a, queries, 16 * m, k, lane);
+      });
+      StoredScales<Scores>{rows}.multiply_k(s, part);
+    } else {
+      Gemm::template scores<KTile, kHeadDimQk>(s, keys, lane, [&](uint32_t(&a)[4], int m, int k) {
+        Gemm::template load_a<QWarpTile, kHeadDimQk>(a, queries, 16 * m, k, lane);
+      });
+    }
+  }
+
+  /// Whether a mask in closed form, or the first or the last of the keys, hides a key of a part from one of the rows.
   FA_DEVICE bool hides_any(const Scores& rows, int block) const {
-    if constexpr (Scores::kTwoSided) return true;
+    if constexpr (Variant::kLeftWindow || Variant::kChunked) return true;
+    if (first_key_of(lengths) > block * kPartKeys) return true;
     return key_limit<Config::kCausal>(lengths, rows.block_row) < (block + 1) * kPartKeys;
   }
 
@@ -276,7 +329,7 @@ struct ColumnSums {
     }
     ptx::sync_threads();  // the sums of all warps are there
     for (int column = ptx::thread_index(); column < kTileN; column += kThreads) {
-      if (first_key + column >= lengths.s_kv) break;
+      if (first_key + column >= last_sum()) break;
       float total = 0.f;
       FA_UNROLL
       for (int from = 0; from < Config::kWarps; ++from) {
@@ -287,9 +340,12 @@ struct ColumnSums {
     }
   }
 
+  /// Behind the last key that has a sum: over pages all that requests may have do.
+  FA_DEVICE int last_sum() const { return kPaged ? params.s_kv : lengths.s_kv; }
+
   /// Of the tile's first key, in [b, heads, s_kv], or [heads, total_kv].
   FA_DEVICE int64_t place() const {
-    if constexpr (kVarlen) {
+    if constexpr (kPackedKeys) {
       return static_cast<int64_t>(tile.head) * params.sequences.total_kv + lengths.first_key + first_key;
     } else {
       return (static_cast<int64_t>(tile.batch) * params.heads + tile.head) * params.s_kv + first_key;
@@ -298,7 +354,7 @@ struct ColumnSums {
 };
 
 template <class Config>
-FA_DEVICE void column_sums(const kernel::ForwardParamsOf<Config>& params) {
+FA_DEVICE void column_sums(const kernel::StoredForwardParamsOf<Config>& params) {
   ColumnSums<Config>(params).run();
 }
 

@@ -106,8 +106,7 @@ struct ForwardTraits {
   static_assert(!kOwnKeys || kPaged || !kVarlen, "packed keys are of the queries' type");
   static_assert(!kHalfValues || !kFixedSplits, "O of fixed splits has no factors");
   static_assert(!kernel::kValueInKey<Config> || (kGroups && kStages > 1), "K stays until it has been V");
-  static_assert(!kernel::kLatentRows<Config> || (kernel::kValueInKey<Config> && kHeadDimQk == 576 && kHeadDimV == 512),
-                "latent rows are of one size");
+  static_assert(!kernel::kLatentRows<Config> || kHeadDimQk == 576, "latent rows are of one size");
   static_assert(kOutColumns % 8 == 0 && Config::kWarps % kWarpsN == 0, "warps share evenly");
   static_assert(!kSplitWarps || sizeof(T) == 2, "fp32 warps do not share rows");
   static_assert(!kPairs || Config::kWarps <= 8, "a named barrier a warp, and one a pair");

@@ -100,12 +100,45 @@ TEST_P(InspectCompile, SumsColumns) {
   }
 }
 
+/// Over pages and contiguous caches, K being of 16, of 8 and of 4 bits, and in latent rows.
+TEST_P(InspectCompile, SumsColumnsOverCaches) {
+  plan::Variants variants;
+  variants.left_window = true;
+  variants.score = "score * gain[h]";
+  variants.captures = {{"gain", DType::f32, 1}};
+  for (const DType stored : {DType::bf16, DType::e4m3, DType::i8, DType::u4x2}) {
+    for (const int d : {64, 128, 256}) {
+      plan::Problem with = problem(stored == DType::i8 ? DType::f16 : DType::bf16, d);
+      with.k_dtype = stored;
+      with.group_size = stored == DType::u4x2 ? 64 : 0;
+      with.causal = with.varlen = d != 64;
+      with.statistics.column_sums = ColumnSums::kv_heads;
+      for (const int page_size : {16, -1, 0}) {
+        if (with.arch.major < 8 && with.dtype == DType::bf16) continue;
+        with.page_size = page_size;
+        with.varlen = with.varlen && page_size != 0;
+        with.variants = page_size == 16 && d == 128 ? &variants : nullptr;
+        expect_clean(plan::column_sums_spec(with));
+      }
+    }
+  }
+  plan::Problem latent = problem(DType::f16, 576);
+  latent.page_size = 64;
+  latent.value_in_key = true;
+  latent.k_dtype = DType::e4m3;
+  latent.statistics.column_sums = ColumnSums::kv_heads;
+  expect_clean(plan::column_sums_spec(latent));
+}
+
 /// Two blocks share the registers of a multiprocessor.
 TEST_P(InspectCompile, FindsTopKeys) {
   for (const bool varlen : {false, true}) {
-    plan::Problem with = problem(DType::bf16, 64);
-    with.varlen = varlen;
-    expect_clean(plan::top_keys_spec(with));
+    for (const int page_size : {0, 16}) {
+      plan::Problem with = problem(DType::bf16, 64);
+      with.varlen = varlen;
+      with.page_size = page_size;
+      expect_clean(plan::top_keys_spec(with));
+    }
   }
 }
 

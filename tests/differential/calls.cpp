@@ -81,7 +81,8 @@ Calls::Calls(const Configuration& c, const Call& call, Where where, const Attent
 void Calls::forward() {
   const AttentionConfig& config = c_.config;
   o_ = output({call_.b, call_.h_q, call_.s_q, config.head_dim_v}, call_.o, output_dtype(config));
-  if (call_.lse || call_.backward || config.accumulate)
+  const bool sums = config.statistics.column_sums != ColumnSums::none;  // by lse
+  if (call_.lse || call_.backward || config.accumulate || sums)
     lse_ = output({call_.b, call_.h_q, call_.s_q}, call_.lse_layout, statistics(c_));
   if (config.accumulate) make_state();
   ForwardInputs in{queries().const_view(), keys().const_view(), values().const_view()};
@@ -92,6 +93,7 @@ void Calls::forward() {
   in.sequences = sequences();
   in.dropout = dropout();
   in.place = call_.place;
+  const StatisticsOutputs to = make_statistics();
   const AttentionShape shape = shape_of({&queries(), &keys(), &values(), &o_});
   const Tensor tiles =
       scratch(call_.tiles && where_ == Where::cuda && c_.mask != nullptr ? attention_.mask_tiles_size(shape) : 0);
@@ -99,18 +101,20 @@ void Calls::forward() {
               tiles.defined() ? static_cast<std::size_t>(tiles.elements()) * 4 : 0, false};
   const Tensor workspace = scratch(call_.workspace ? attention_.workspace_size(shape) : 0);
   const Tensor lists = schedule(shape, in);
-  attention_.forward(in, {o_.view(), lse_.view()}, nullptr, given(workspace));
+  attention_.forward(in, {o_.view(), lse_.view(), to}, nullptr, given(workspace));
   if (tiles.defined()) {  // again, with what is known now
     in.tiles.filled = true;
     synchronize();
     o_.refresh();
     if (config.accumulate) lse_.refresh();
-    attention_.forward(in, {o_.view(), lse_.view()}, nullptr, given(workspace));
+    attention_.forward(in, {o_.view(), lse_.view(), to}, nullptr, given(workspace));
   }
   synchronize();
   check(tiles), check(workspace), check(lists);
   o_.download();
-  if (lse_.defined()) lse_.download();
+  for (Tensor* t : {&lse_, &max_logit_, &entropy_, &sums_}) {
+    if (t->defined()) t->download();
+  }
   if (where_ == Where::host && !config.accumulate) look_inside(in);
 }
 
@@ -160,6 +164,56 @@ void Calls::backward(const Results& expected) {
 void Calls::judge_forward(const Results& e, Judge* judge) const {
   judge->hold("o", o_, e.o, untouched(e.q_rows));
   judge->hold("lse", lse_, e.lse, untouched(e.q_rows));
+  judge->hold("max_logit", max_logit_, e.max_logit, untouched(e.q_rows));
+  judge->hold("entropy", entropy_, e.entropy, untouched(e.q_rows));
+  if (!sums_.defined() || (c_.config.varlen && call_.s_q == 0)) return;
+  const bool everywhere = pages_.has_value();
+  const std::vector<bool> all(everywhere ? static_cast<std::size_t>(positions()) : 0, true);
+  judge->hold("column_sums", sums_, in_places(e), untouched(everywhere ? all : e.kv_rows));
+}
+
+StatisticsOutputs Calls::make_statistics() {
+  const Statistics& wanted = c_.config.statistics;
+  StatisticsOutputs to;
+  const auto make = [this](Tensor& t, const std::vector<std::int64_t>& shape) {
+    t = Tensor::dense(statistics(c_), shape);
+    t.poison();
+    t.upload(where_);
+    return t.view();
+  };
+  const std::vector<std::int64_t> rows{call_.b, call_.h_q, call_.s_q};
+  if (wanted.max_logit != MaxLogit::none) to.max_logit = make(max_logit_, rows);
+  if (wanted.entropy) to.entropy = make(entropy_, rows);
+  if (wanted.column_sums == ColumnSums::none) return to;
+  const std::int64_t heads = wanted.column_sums == ColumnSums::kv_heads ? call_.h_kv : call_.h_q;
+  const std::int64_t b = pages_ ? call_.sequences(c_.config.varlen) : call_.b;
+  to.column_sums = make(sums_, {b, heads, pages_ ? positions() : call_.s_kv});
+  return to;
+}
+
+std::int64_t Calls::positions() const {
+  const std::int64_t all = pages_->k.shape()[2] * (c_.config.page_size > 0 ? pages_->max_pages : 1);
+  return pages_->longest > 0 ? std::min(pages_->longest, all) : all;
+}
+
+Expected Calls::in_places(const Results& e) const {
+  const std::int64_t heads = sums_.shape()[1], keys = sums_.shape()[2];
+  Expected result;
+  result.value.assign(static_cast<std::size_t>(sums_.elements()), 0);
+  result.bound.assign(result.value.size(), 0);
+  std::size_t from = 0;
+  for (const Segment& segment : e.summed) {
+    const std::int64_t entry = pages_ ? segment.b : segment.tensor_b, first = pages_ ? 0 : segment.first_kv;
+    for (std::int64_t h = 0; h < heads; ++h) {
+      for (std::int64_t j = 0; j < segment.s_kv; ++j, ++from) {
+        if (first + j >= keys) continue;  // of a mistake
+        const auto to = static_cast<std::size_t>((entry * heads + h) * keys + first + j);
+        result.value[to] = e.column_sums.value[from];
+        result.bound[to] = e.column_sums.bound[from];
+      }
+    }
+  }
+  return result;
 }
 
 void Calls::judge_backward(const Results& e, Judge* judge) const {

@@ -50,6 +50,15 @@ class Calls {
   /// A row of P by V, of which what has no weight may be anything.
   void compare_p(const Segment& of, std::int64_t h, std::int64_t i, const Tensor& p, const Tensor& o);
 
+  /// Where statistics go that the configuration asks for.
+  StatisticsOutputs make_statistics();
+
+  /// Positions that a request over a KV cache may have.
+  std::int64_t positions() const;
+
+  /// Column sums of segments, in the places of a tensor's.
+  Expected in_places(const Results& e) const;
+
   /// Rows of sequences get what other keys may have come to, some of them nothing, and then anything in o.
   void make_state();
 
@@ -97,6 +106,7 @@ class Calls {
   Tensor cu_q_, cu_kv_, used_q_, used_kv_, state_;
   std::optional<Pages> pages_;
   Tensor table_, index_, begin_;
+  Tensor max_logit_, entropy_, sums_;
   Tensor o_, lse_, dq_, dk_, dv_, dsink_;
   std::vector<Tensor> gradients_;
   State other_keys_;

@@ -329,6 +329,21 @@ void Configuration::settle() {
   declare(mask, &config.mask.captures, true);
 }
 
+namespace {
+
+/// By numbers of its own. Statistics of rows are of kernels that leave rows to one thread block.
+void choose_statistics(Random random, Configuration& c) {
+  AttentionConfig& config = c.config;
+  if (has_bytes(config) || config.accumulate || config.invariance != Invariance::none || !random.percent(40)) return;
+  Statistics& wanted = config.statistics;
+  wanted.max_logit = random.pick({MaxLogit::none, MaxLogit::softmax, MaxLogit::scaled});
+  wanted.entropy = random.percent(50);
+  wanted.column_sums = random.pick({ColumnSums::none, ColumnSums::query_heads, ColumnSums::kv_heads});
+  if (wanted.max_logit != MaxLogit::none || wanted.entropy) config.kernel.reset();
+}
+
+}  // namespace
+
 Configuration random_configuration(std::uint64_t seed, std::uint64_t number, Where where, Size size) {
   Random random(seed * 1000003 + number);
   Configuration c;
@@ -363,6 +378,7 @@ Configuration random_configuration(std::uint64_t seed, std::uint64_t number, Whe
   choose_invariance(random, config);
   choose_stored(random, config);
   choose_bytes(random, c, where);
+  choose_statistics(Random(seed * 1000033 + number), c);
   c.settle();
   return c;
 }
@@ -585,6 +601,7 @@ Edits edits_of_switches() {
   return {
       {"no_dropout", [](Configuration& c, Call&) { return set(c.config.dropout, 0.f); }},
       {"no_accumulate", [](Configuration& c, Call&) { return set(c.config.accumulate, false); }},
+      {"no_statistics", [](Configuration& c, Call&) { return set(c.config.statistics, Statistics{}); }},
       {"no_invariance", [](Configuration& c, Call&) { return set(c.config.invariance, Invariance::none); }},
       {"no_place",
        [](Configuration&, Call& call) {
@@ -681,58 +698,18 @@ bool edit(const std::string& name, Configuration& c, Call& call) {
 }
 
 std::vector<std::string> edits_for(const Configuration& c, const Call& call) {
-  static const char* const kOrder[] = {"no_backward",
-                                       "no_hostile",
-                                       "no_score",
-                                       "no_mask",
-                                       "no_stored",
-                                       "no_bytes",
-                                       "no_precise",
-                                       "no_scales",
-                                       "no_row_bias",
-                                       "no_o_dtype",
-                                       "no_pages",
-                                       "no_schedule",
-                                       "no_begin",
-                                       "dense",
-                                       "first_half",
-                                       "second_half",
-                                       "no_dropout",
-                                       "no_accumulate",
-                                       "no_invariance",
-                                       "no_place",
-                                       "no_sink",
-                                       "no_kernel",
-                                       "plain_layouts",
-                                       "no_gradients",
-                                       "no_causal",
-                                       "no_window_left",
-                                       "no_window_right",
-                                       "no_chunk",
-                                       "h=1",
-                                       "b=1",
-                                       "no_groups",
-                                       "no_deterministic",
-                                       "no_scale",
-                                       "no_used",
-                                       "no_maxima",
-                                       "no_zero_padding",
-                                       "no_check",
-                                       "no_dlse",
-                                       "no_positive_lse",
-                                       "no_extras",
-                                       "no_numbers",
-                                       "score.0",
-                                       "score.1",
-                                       "score.2",
-                                       "mask.0",
-                                       "mask.1",
-                                       "halve_s_q",
-                                       "halve_s_kv",
-                                       "d_v=d_qk",
-                                       "d=64",
-                                       "less_s_q",
-                                       "less_s_kv"};
+  static const char* const kOrder[] = {
+      "no_backward", "no_hostile",      "no_score",         "no_mask",       "no_stored",
+      "no_bytes",    "no_precise",      "no_scales",        "no_row_bias",   "no_o_dtype",
+      "no_pages",    "no_schedule",     "no_begin",         "dense",         "first_half",
+      "second_half", "no_dropout",      "no_accumulate",    "no_statistics", "no_invariance",
+      "no_place",    "no_sink",         "no_kernel",        "plain_layouts", "no_gradients",
+      "no_causal",   "no_window_left",  "no_window_right",  "no_chunk",      "h=1",
+      "b=1",         "no_groups",       "no_deterministic", "no_scale",      "no_used",
+      "no_maxima",   "no_zero_padding", "no_check",         "no_dlse",       "no_positive_lse",
+      "no_extras",   "no_numbers",      "score.0",          "score.1",       "score.2",
+      "mask.0",      "mask.1",          "halve_s_q",        "halve_s_kv",    "d_v=d_qk",
+      "d=64",        "less_s_q",        "less_s_kv"};
   std::vector<std::string> possible;
   for (const char* name : kOrder) {
     Configuration changed = c;
@@ -787,6 +764,14 @@ const char* name_of(Hostile hostile) {
   return "";
 }
 
+std::string statistics_text(const Statistics& wanted) {
+  std::string text;
+  if (wanted.max_logit != MaxLogit::none) text += wanted.max_logit == MaxLogit::scaled ? " max_scaled" : " max_logit";
+  if (wanted.entropy) text += " entropy";
+  if (wanted.column_sums == ColumnSums::none) return text;
+  return text + (wanted.column_sums == ColumnSums::kv_heads ? " sums_of_kv_heads" : " sums");
+}
+
 const char* name_of(ScaleOf of) {
   static constexpr const char* kNames[] = {"none", "tensor", "head", "block", "row"};
   return kNames[static_cast<std::size_t>(of)];
@@ -807,6 +792,7 @@ std::string to_string(const Configuration& c) {
   if (config.sink) out << " sink";
   if (config.accumulate) out << " accumulate";
   if (config.invariance != Invariance::none) out << " invariance " << to_string(config.invariance);
+  if (config.statistics.any()) out << statistics_text(config.statistics);
   if (config.dropout > 0) out << " dropout " << config.dropout;
   if (config.deterministic) out << " deterministic";
   if (config.varlen)

@@ -30,6 +30,7 @@ void Calls::look_inside(const ForwardInputs& in) {
   Tensor lse = output({call_.b, call_.h_q, call_.s_q}, call_.lse_layout, statistics(c_));
   AttentionConfig config = c_.config;
   config.debug = true;
+  config.statistics = {};
   std::string said;
   try {
     ForwardOutputs outputs{o.view(), lse.view()};
@@ -62,6 +63,7 @@ void Calls::name_a_nan(ForwardInputs in, const Segment& of, std::int64_t h, cons
   in.v = v.const_view();
   AttentionConfig config = c_.config;
   config.debug = true;
+  config.statistics = {};
   try {
     Attention::create(config, Device::host()).forward(in, {o.view(), lse.view()});
     wrong_inside_ = "nothing is said of a NaN in V";

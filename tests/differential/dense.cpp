@@ -191,6 +191,7 @@ class Evaluation {
     const std::vector<Segment> segments = segments_of(c_, call_, mistake_ == Mistake::used_ignored);
     if (call_.h_kv > 0) {
       for (const Segment& segment : segments) {
+        make_columns(segment);
         for (std::int64_t h_kv = 0; h_kv < call_.h_kv; ++h_kv) run_head(segment, h_kv);
       }
     }
@@ -214,6 +215,8 @@ class Evaluation {
     make(results_.dq, size(call_.b, call_.h_q, call_.s_q, d_qk_), 0);
     make(results_.dk, size(call_.b, call_.h_kv, call_.s_kv, d_qk_), 0);
     make(results_.dv, size(call_.b, call_.h_kv, call_.s_kv, d_v_), 0);
+    if (wanted().max_logit != MaxLogit::none) make(results_.max_logit, results_.lse.value.size(), -kInfinity);
+    if (wanted().entropy) make(results_.entropy, results_.lse.value.size(), 0);
     results_.empty_rows.assign(results_.lse.value.size(), false);
     results_.q_rows.assign(static_cast<std::size_t>(call_.s_q), !c_.config.varlen);
     results_.kv_rows.assign(static_cast<std::size_t>(call_.s_kv), !c_.config.varlen);
@@ -225,6 +228,81 @@ class Evaluation {
       captures_[i].assign(static_cast<std::size_t>(in_.captures[i].elements()), {});
       rows_[i].assign(captures_[i].size(), {});
     }
+  }
+
+  const Statistics& wanted() const { return c_.config.statistics; }
+
+  // ---- column sums ----
+
+  /// Sums of a segment, of which those of its keys come behind those of the segments before.
+  void make_columns(const Segment& segment) {
+    if (wanted().column_sums == ColumnSums::none) return;
+    const std::int64_t heads = wanted().column_sums == ColumnSums::kv_heads ? call_.h_kv : call_.h_q;
+    first_column_ = results_.column_sums.value.size();
+    const std::size_t end = first_column_ + static_cast<std::size_t>(heads * segment.s_kv);
+    results_.column_sums.value.resize(end, 0);
+    results_.column_sums.bound.resize(end, 0);
+    results_.summed.push_back(segment);
+  }
+
+  /// P by the row's log-sum-exp, which has an error of its own, as the pass computes it.
+  void add_columns(const Segment& segment, std::int64_t h, std::int64_t i) {
+    if (wanted().column_sums == ColumnSums::none) return;
+    if (mistake_ == Mistake::sums_without_last_row && i + 1 == segment.s_q) return;
+    const std::int64_t group = call_.h_q / call_.h_kv;
+    const std::int64_t head = wanted().column_sums == ColumnSums::kv_heads ? h / group : h;
+    const std::size_t first = first_column_ + static_cast<std::size_t>(head * segment.s_kv);
+    Expected& sums = results_.column_sums;
+    for (std::size_t j = 0; row_unsure_ && j < static_cast<std::size_t>(segment.s_kv); ++j) {
+      sums.bound[first + j] = kInfinity;
+    }
+    if (row_unsure_) return;
+    const double added = units_.sum(static_cast<double>(group * segment.s_q));
+    for (const Pair& pair : pairs_) {
+      const double error = pair.error + lse_error_ + 8 * units_.f32 * (std::abs(pair.score) + std::abs(lse_));
+      const std::size_t at = first + static_cast<std::size_t>(pair.key);
+      sums.value[at] += pair.p;
+      sums.bound[at] += pair.p * (std::expm1(error) + added + units_.statistic) + units_.flushed + 0x1p-126;
+    }
+  }
+
+  // ---- statistics of rows ----
+
+  void put_statistics(std::size_t row) {
+    if (wanted().max_logit != MaxLogit::none) {
+      const bool other = mistake_ == Mistake::logit_of_the_other_side;
+      Approximate greatest = scaled_;
+      if ((wanted().max_logit == MaxLogit::softmax) != other) {
+        greatest = {-kInfinity, 0};
+        for (const Pair& pair : pairs_) greatest = greater(greatest, {pair.score, pair.error});
+      }
+      const double unit = 8 * units_.f32 + units_.statistic;
+      const double rounding = std::isfinite(greatest.value) ? unit * std::abs(greatest.value) : 0;
+      results_.max_logit.value[row] = greatest.value;
+      results_.max_logit.bound[row] = row_unsure_ ? kInfinity : greatest.error + rounding;
+    }
+    if (wanted().entropy) put_entropy(row);
+  }
+
+  /// Of two numbers that are known nearly the greater one.
+  static Approximate greater(const Approximate& a, const Approximate& b) {
+    return {std::max(a.value, b.value), std::max(a.error, b.error)};
+  }
+
+  void put_entropy(std::size_t row) {
+    double sum = 0, bound = 0, sizes = 0;
+    for (const Pair& pair : pairs_) {
+      const double log_p = pair.score - lse_, error = pair.error + lse_error_;
+      sum -= pair.p * log_p;
+      sizes += pair.p * (1 + std::abs(log_p));
+      bound += pair.p * (1 + std::abs(log_p) + error) * std::expm1(error);
+    }
+    constexpr double kMostLogarithm = 128;  // of what is left out, or becomes 0
+    const auto count = static_cast<double>(pairs_.size());
+    bound += (units_.sum(count) + 16 * units_.f32 + units_.exponential) * (sizes + std::abs(lse_));
+    bound += units_.statistic * std::abs(sum) + kMostLogarithm * (units_.left_out + count * units_.flushed) + 0x1p-126;
+    results_.entropy.value[row] = mistake_ == Mistake::entropy_in_bits ? sum / std::log(2) : sum;
+    results_.entropy.bound[row] = row_unsure_ || pairs_.empty() ? (row_unsure_ ? kInfinity : 0) : bound;
   }
 
   Function::Loaded read_capture(int capture, const std::int64_t* indices, std::size_t count) const {
@@ -326,9 +404,14 @@ class Evaluation {
     Place place{segment.b, h, i, 0, segment.s_q, segment.s_kv};
     find_pairs(segment, place);
     double sink = c_.config.sink && mistake_ != Mistake::no_sink ? in_.sink.at(h) : -kInfinity;
-    if (pairs_.empty() && !row_unsure_) return empty_row(row, h, sink, segment, i);
+    if (pairs_.empty() && !row_unsure_) {
+      put_statistics(row);
+      return empty_row(row, h, sink, segment, i);
+    }
     forward_row(sink, place);
     put_forward(row);
+    put_statistics(row);
+    add_columns(segment, h, i);
     if (call_.backward) backward_row(segment, h, i, row, sink);
   }
 
@@ -348,6 +431,7 @@ class Evaluation {
     pairs_.clear();
     loads_.clear();
     row_unsure_ = false;
+    scaled_ = {-kInfinity, 0};
     const double* q = q_.at(mistake_ == Mistake::first_row_again ? 0 : place.q);
     const double norm = q_.norm[static_cast<std::size_t>(place.q)];
     const bool biased = in_.row_bias.defined() && mistake_ != Mistake::no_row_bias;
@@ -365,6 +449,7 @@ class Evaluation {
       pair.error +=
           units_.whole * (std::abs(pair.score) + std::abs(scale * bias)) + 4 * units_.f32 * std::abs(scale * bias);
       if (units_.cut != 0) pair.error += std::abs(scale) * cut(q, k_.at(j));
+      scaled_ = greater(scaled_, {pair.score, pair.error});
       if (score_.defined()) apply_score(at, &pair);
       if (pair.score == -kInfinity && pair.error == 0) continue;
       if (!(pair.error < kMostError) || !std::isfinite(pair.score)) {
@@ -681,6 +766,8 @@ class Evaluation {
   std::vector<double> buckets_;
   bool row_unsure_ = false;
   double lse_ = 0, lse_error_ = 0, alike_ = 1;
+  Approximate scaled_;            // the greatest score in front of the function
+  std::size_t first_column_ = 0;  // of the segment
   Sums o_, dq_;
   Row dp_, weights_, value_scale_;
   double most_value_scale_ = 1;
@@ -805,7 +892,10 @@ const char* to_string(Mistake mistake) {
                                            "begin_ignored",
                                            "state_ignored",
                                            "place_ignored",
-                                           "no_row_bias"};
+                                           "no_row_bias",
+                                           "logit_of_the_other_side",
+                                           "entropy_in_bits",
+                                           "sums_without_last_row"};
   return kNames[static_cast<std::size_t>(mistake)];
 }
 

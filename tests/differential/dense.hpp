@@ -27,8 +27,17 @@ struct Expected {
   std::vector<double> value, bound;
 };
 
+/// Sequences of a call, or its batch entries.
+struct Segment {
+  std::int64_t b, tensor_b, first_q, s_q, first_kv, s_kv;
+  std::int64_t begin = 0;  ///< keys before it are hidden from all rows
+};
+
 struct Results {
   Expected o, lse, dq, dk, dv, dsink;
+  Expected max_logit, entropy;        ///< as lse; empty where the configuration does not ask for them
+  Expected column_sums;               ///< [heads, s_kv] of each of `summed`, one behind the other
+  std::vector<Segment> summed;        ///< segments that have column sums
   std::vector<Expected> captures;     ///< gradients; empty where none is required
   std::vector<bool> q_rows, kv_rows;  ///< whether a row of the tensors belongs to a sequence
   std::vector<bool> empty_rows;       ///< [b, h_q, s_q] of the tensors
@@ -62,8 +71,11 @@ enum class Mistake : std::uint8_t {
   state_ignored,
   place_ignored,
   no_row_bias,
+  logit_of_the_other_side,
+  entropy_in_bits,
+  sums_without_last_row,
 };
-constexpr int kMistakes = static_cast<int>(Mistake::no_row_bias) + 1;
+constexpr int kMistakes = static_cast<int>(Mistake::sums_without_last_row) + 1;
 const char* to_string(Mistake mistake);
 
 /// Who computes, for the bounds.
@@ -85,11 +97,6 @@ struct State {
 void join_state(const Configuration& configuration, const State& state, Results& results,
                 Mistake mistake = Mistake::none);
 
-/// Sequences of a call, or its batch entries.
-struct Segment {
-  std::int64_t b, tensor_b, first_q, s_q, first_kv, s_kv;
-  std::int64_t begin = 0;  ///< keys before it are hidden from all rows
-};
 std::vector<Segment> segments_of(const Configuration& configuration, const Call& call, bool ignore_used = false);
 
 /// Where an element of a call stands in the whole that the call is a part of.

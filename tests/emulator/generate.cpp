@@ -23,6 +23,7 @@
 #include "emulator/merge_specs.hpp"
 #include "emulator/mutations.hpp"
 #include "emulator/paged_specs.hpp"
+#include "emulator/paged_sums_specs.hpp"
 #include "emulator/quantize_specs.hpp"
 #include "emulator/shard_specs.hpp"
 #include "emulator/specs.hpp"
@@ -252,6 +253,7 @@ std::string statistics_file(const fs::path& folder, std::size_t file, std::size_
   for (const KernelSpec& spec : emulator::all_inspect_specs()) specs.push_back(spec);
   for (const KernelSpec& spec : emulator::all_quantize_specs()) specs.push_back(spec);
   for (const KernelSpec& spec : emulator::all_top_keys_specs()) specs.push_back(spec);
+  for (const KernelSpec& spec : emulator::all_paged_sums_specs()) specs.push_back(spec);
   std::string text = "#include <emulator/instructions.hpp>\n" + kernels_file(specs, file, files);
   const auto add = [&](const std::vector<emulator::StatisticsMutation>& all, const auto& subject_of_mutation) {
     for (std::size_t i = file; i < all.size(); i += files) {
@@ -264,6 +266,7 @@ std::string statistics_file(const fs::path& folder, std::size_t file, std::size_
   add(emulator::inspect_mutations(), emulator::inspected_subject_of);
   add(emulator::quantize_mutations(), emulator::quantized_subject_of);
   add(emulator::top_keys_mutations(), emulator::top_keys_subject_of);
+  add(emulator::paged_sums_mutations(), emulator::paged_sums_subject_of);
   return text;
 }
 

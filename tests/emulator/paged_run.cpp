@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <optional>
 #include <stdexcept>
 
-#include "api/problem.hpp"
+#include "emulator/paged_specs.hpp"
 #include "emulator/plan_run.hpp"
 #include "emulator/specs.hpp"
 #include "emulator/variant_run.hpp"
@@ -37,23 +38,6 @@ std::vector<bool> rows_of_requests(const PagedCase& c, const PagedData& data) {
     }
   }
   return taken;
-}
-
-fa::plan::Problem problem_of(const KernelSpec& spec, const PagedCase& c, const PagedData& data,
-                             const fa::test::VariantCase& variant) {
-  fa::AttentionShape shape{.b = c.b(),
-                           .h_q = c.attention.h_q,
-                           .h_kv = c.attention.h_kv,
-                           .s_q = data.q.view().shape[2],
-                           .s_kv = data.max_pages * data.page_rows,
-                           .aligned = spec.aligned,
-                           .bounded = spec.bounded};
-  if (c.packed) {
-    shape.total_q = shape.s_q;
-    if (data.max_s_q != 0) shape.s_q = data.max_s_q;
-  }
-  if (data.max_s_kv != 0) shape.s_kv = std::min(shape.s_kv, data.max_s_kv);
-  return fa::api::make_problem(variant.config, shape, spec.arch, &variant.functions.variants);
 }
 
 /// The memory of a call.
@@ -161,9 +145,46 @@ void expect_flags_down(const fa::kernel::PagedParams& params) {
   }
 }
 
+/// Column sums and top keys in the memory of a call.
+class PlacedSums {
+ public:
+  PlacedSums(const PagedCase& c, const fa::test::PagedSums& like, bool without_sums, Memory& memory)
+      : memory_(memory), count_(c.variant.config.statistics.top_keys) {
+    if (!without_sums) sums_ = memory.add_output("column_sums", sizeof(float) * like.sums.size());
+    if (count_ > 0) top_keys_ = memory.add_output("top_keys", sizeof(std::int32_t) * like.top_keys.size());
+    if (sums_ != nullptr) outputs.column_sums = TensorView(sums_, fa::DType::f32, {like.b, like.heads, like.s_kv});
+    if (count_ > 0) outputs.top_keys = TensorView(top_keys_, fa::DType::i32, {like.b, like.heads, count_});
+  }
+
+  void fetch(fa::test::PagedSums& to) const {
+    if (sums_ != nullptr) {
+      std::vector<float> sums(to.sums.size());
+      fetch(sums_, sums);
+      std::ranges::copy(sums, to.sums.begin());
+    }
+    if (count_ > 0) fetch(top_keys_, to.top_keys);
+  }
+
+  fa::StatisticsOutputs outputs;
+
+ private:
+  template <class T>
+  void fetch(const std::byte* from, std::vector<T>& to) const {
+    const std::size_t bytes = sizeof(T) * to.size();
+    if (!memory_.written(from, bytes)) throw NotWritten("not written: " + memory_.describe(from));
+    std::memcpy(to.data(), from, bytes);
+  }
+
+  Memory& memory_;
+  std::int64_t count_;
+  std::byte* sums_ = nullptr;
+  std::byte* top_keys_ = nullptr;
+};
+
 }  // namespace
 
-AttentionOutputs run_paged(const KernelSpec& spec, const PagedCase& c, const PagedData& data, const PagedRun& run) {
+AttentionOutputs run_paged(const KernelSpec& spec, const PagedCase& c, const PagedData& data, const PagedRun& run,
+                           fa::test::PagedSums* sums) {
   AttentionOutputs outputs = make_outputs(c, data);
   const fa::test::VariantCase variant = variant_of(c);
   Call call(spec, c, data, run);
@@ -181,6 +202,8 @@ AttentionOutputs run_paged(const KernelSpec& spec, const PagedCase& c, const Pag
   }
   tensors.o = call.output("o", outputs.o);
   tensors.lse = call.output("lse", outputs.lse);
+  std::optional<PlacedSums> placed_sums;
+  if (sums != nullptr) tensors.statistics = placed_sums.emplace(c, *sums, run.without_sums, call.memory).outputs;
   const PlacedVariant placed(call.memory, variant, false);
   tensors.variant = placed.tensors();
   const fa::plan::Problem problem = problem_of(spec, c, data, variant);
@@ -197,6 +220,7 @@ AttentionOutputs run_paged(const KernelSpec& spec, const PagedCase& c, const Pag
                                 .splits = splits_of(spec, kSplits),
                                 .split_blocks = spec.cluster()};
   kernels.names[Role::schedule] = run.schedule_kernel;
+  kernels.names[Role::column_sums] = run.sums_kernel;
   fa::plan::CallFacts facts{static_cast<double>(c.attention.softmax_scale()), run.multiprocessors, false, call.args};
   if (run.launches > 0 && spec.scheduled()) {
     fa::plan::CallPlan plan;
@@ -211,6 +235,7 @@ AttentionOutputs run_paged(const KernelSpec& spec, const PagedCase& c, const Pag
     run_plan(plan, kernels, call.memory, run.schedule, run.trust);
     if (spec.own_parts()) expect_flags_down(plan.forward_params.attention.base.paged);
     call.fetch_outputs();
+    if (placed_sums) placed_sums->fetch(*sums);
   }
   return outputs;
 }

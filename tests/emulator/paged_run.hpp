@@ -27,11 +27,15 @@ struct PagedRun {
   int launches = 0;            ///< of one schedule; 0: one that makes its own
   std::string kernel = {};     ///< registered name, if not the spec's
   std::string schedule_kernel = {};
+  std::string sums_kernel = {};
+  bool without_sums = false;  ///< the call leaves column_sums out, where it asks for top keys
 };
 
-/// What the kernel makes of the data; rows of no request keep the NaNs of make_outputs.
+/// What the kernel makes of the data; rows of no request keep the NaNs of make_outputs. `sums`: of a case that asks for
+/// column sums or top keys.
 fa::test::AttentionOutputs run_paged(const fa::plan::KernelSpec& spec, const fa::test::PagedCase& c,
-                                     const fa::test::PagedData& data, const PagedRun& run);
+                                     const fa::test::PagedData& data, const PagedRun& run,
+                                     fa::test::PagedSums* sums = nullptr);
 
 /// The greatest distance of O from `expected`, of rows that belong to a request. Infinite for a NaN.
 double worst_of(const fa::test::PagedCase& c, const fa::test::PagedData& data, const fa::test::HostTensor& actual,

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "api/problem.hpp"
 #include "emulator/specs.hpp"
 #include "plan/schedule.hpp"
 
@@ -391,6 +392,23 @@ std::vector<KernelSpec> all_paged_specs() {
     if (seen.insert(canonical(schedule)).second) specs.push_back(schedule);
   }
   return specs;
+}
+
+fa::plan::Problem problem_of(const KernelSpec& spec, const fa::test::PagedCase& c, const fa::test::PagedData& data,
+                             const fa::test::VariantCase& variant) {
+  fa::AttentionShape shape{.b = c.b(),
+                           .h_q = c.attention.h_q,
+                           .h_kv = c.attention.h_kv,
+                           .s_q = data.q.view().shape[2],
+                           .s_kv = data.max_pages * data.page_rows,
+                           .aligned = spec.aligned,
+                           .bounded = spec.bounded};
+  if (c.packed) {
+    shape.total_q = shape.s_q;
+    if (data.max_s_q != 0) shape.s_q = data.max_s_q;
+  }
+  if (data.max_s_kv != 0) shape.s_kv = std::min(shape.s_kv, data.max_s_kv);
+  return fa::api::make_problem(variant.config, shape, spec.arch, &variant.functions.variants);
 }
 
 }  // namespace emulator

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "plan/kernel_spec.hpp"
+#include "plan/problem.hpp"
 #include "support/paged_case.hpp"
 #include "support/variant_case.hpp"
 
@@ -22,6 +23,10 @@ const std::vector<PagedKernel>& paged_kernels();
 
 /// The first of a family without a schedule that computes a choice.
 const PagedKernel& paged_kernel(const std::string& choice, fa::plan::Family family);
+/// The problem of a case's call, of the spec's architecture. `variant` is the case's, and outlives the problem.
+fa::plan::Problem problem_of(const fa::plan::KernelSpec& spec, const fa::test::PagedCase& c,
+                             const fa::test::PagedData& data, const fa::test::VariantCase& variant);
+
 /// Tells a case what the spec's K and V are stored as, and whether V is in K.
 void set_storage(const fa::plan::KernelSpec& spec, fa::test::PagedCase& c);
 

@@ -104,6 +104,17 @@ const std::vector<TopKeysCase>& top_keys_cases() {
        .cu_q = {0, 9, 12, 41},
        .cu_kv = {0, 33, 50, 77},
        .used_kv = {30, 0, 8}},
+      {.name = "requests", .sum = usual, .count = 9, .b = 3, .s_kv = 90, .used_kv = {90, 0, 41}, .begin = {3, 0, 38}},
+      {.name = "requests_without_begin", .sum = tied, .count = 9, .s_kv = 83, .used_kv = {5, 83}},
+      {.name = "requests_of_packed_rows",
+       .sum = usual,
+       .count = 700,
+       .b = 3,
+       .h = 1,
+       .s_kv = 3003,
+       .cu_q = {0, 9, 9, 30},
+       .used_kv = {3003, 2000, 2900},
+       .begin = {501, 3, 0}},
   };
   return cases;
 }
@@ -121,8 +132,9 @@ fa::plan::Problem problem_of(const TopKeysCase& c) {
   problem.h_q = problem.h_kv = c.h;
   problem.s_q = 64;
   problem.s_kv = c.s_kv;
-  problem.varlen = c.packed();
-  problem.total_q = c.packed() ? c.cu_q.back() : 0;
+  problem.varlen = !c.cu_q.empty();
+  problem.page_size = c.of_requests() ? 16 : 0;
+  problem.total_q = problem.varlen ? c.cu_q.back() : 0;
   problem.total_kv = c.packed() ? c.s_kv : 0;
   problem.statistics.top_keys = c.count;
   return problem;
@@ -131,10 +143,13 @@ fa::plan::Problem problem_of(const TopKeysCase& c) {
 std::vector<KernelSpec> all_top_keys_specs() {
   std::vector<KernelSpec> specs;
   for (const bool varlen : {false, true}) {
-    fa::plan::Problem problem;
-    problem.arch = {8, 0, '\0'};
-    problem.varlen = varlen;
-    specs.push_back(top_keys_spec(problem));
+    for (const int page_size : {0, 16}) {
+      fa::plan::Problem problem;
+      problem.arch = {8, 0, '\0'};
+      problem.varlen = varlen;
+      problem.page_size = page_size;
+      specs.push_back(top_keys_spec(problem));
+    }
   }
   return specs;
 }
@@ -142,6 +157,16 @@ std::vector<KernelSpec> all_top_keys_specs() {
 const std::vector<StatisticsMutation>& top_keys_mutations() {
   constexpr const char* kTopKeys = "common/top_keys.cuh";
   static const std::vector<StatisticsMutation> list{
+      {"top_keys_in_front_of_the_first", kTopKeys, "p.s_kv + first_key;", "p.s_kv;", "requests"},
+      {"top_keys_behind_the_last", kTopKeys, "count -= first_key;", "", "requests"},
+      {"top_keys_from_the_first_on", kTopKeys, "key >= 0 ? key + first_key : key", "key >= 0 ? key : key", "requests"},
+      {"top_keys_of_absent_keys", kTopKeys, "kRequests && key >= 0 ? key + first_key : key",
+       "kRequests ? key + first_key : key", "requests"},
+      {"top_keys_of_all_positions", kTopKeys, "count = clamp(ptx::ld_global(from.used_kv + batch), 0, p.s_kv);", "",
+       "requests"},
+      {"top_keys_of_requests_without_rows", kTopKeys,
+       "if constexpr (kVarlen) rows = span_of(from.cu_q, from.used_q, batch, from.total_q, p.s_q).count; count =",
+       "count =", "requests_of_packed_rows"},
       {"top_keys_nans_by_their_bits", kTopKeys, "if ((bits & ~kSign) > kInfinite) return ~0u;",
        "if ((bits & ~kSign) == kInfinite + kSign) return ~0u;", "special"},
       {"top_keys_two_zeros", kTopKeys, "bits <= kSign ?", "bits < kSign ?", "special"},

@@ -18,7 +18,9 @@ struct TopKeysCase {
   std::int64_t b = 2, h = 2, s_kv = 100;
   std::vector<std::int32_t> cu_q = {}, cu_kv = {}, used_kv = {};  ///< of a packed batch, whose rows of keys s_kv counts
   std::int64_t first = 0;                                         ///< elements from a multiple of 16 bytes
+  std::vector<std::int32_t> begin = {};  ///< of requests over a KV cache, whose keys used_kv counts
 
+  bool of_requests() const { return !used_kv.empty() && !packed(); }
   bool packed() const { return !cu_kv.empty(); }
   std::int64_t sequences() const { return packed() ? static_cast<std::int64_t>(cu_kv.size()) - 1 : b; }
 };

@@ -48,14 +48,20 @@ std::vector<std::int32_t> expected_of(const TopKeysCase& c) {
   for (std::int64_t b = 0; b < c.sequences(); ++b) {
     const auto i = static_cast<std::size_t>(b);
     std::int64_t first = b * c.h * c.s_kv, keys = c.s_kv;
+    std::int32_t begin = 0;
     if (c.packed()) {
       first = c.cu_kv[i];
       keys = c.used_kv.empty() ? c.cu_kv[i + 1] - c.cu_kv[i] : c.used_kv[i];
-      if (c.cu_q[i + 1] == c.cu_q[i]) keys = 0;
+    } else if (c.of_requests()) {
+      begin = c.begin.empty() ? 0 : c.begin[i];
+      keys = c.used_kv[i] - begin;
+      first += begin;
     }
+    if (!c.cu_q.empty() && c.cu_q[i + 1] == c.cu_q[i]) keys = 0;
     for (std::int64_t h = 0; h < c.h; ++h) {
       const std::span<const float> row(sums.data() + first + h * c.s_kv, static_cast<std::size_t>(keys));
-      const std::vector<std::int32_t> top = sorted(row, c.count);
+      std::vector<std::int32_t> top = sorted(row, c.count);
+      for (std::int32_t& key : top) key = key < 0 ? key : key + begin;
       expected.insert(expected.end(), top.begin(), top.end());
     }
   }
@@ -88,7 +94,7 @@ std::vector<std::int32_t> run(const TopKeysCase& c, std::uint64_t seed, const st
   fa::kernel::TopKeysParams params;
   LaunchOptions options;
   options.grid = static_cast<int>(
-      top_keys_params(problem, sequences, reinterpret_cast<const float*>(base + in_front),
+      top_keys_params(problem, sequences, place("begin", c.begin), reinterpret_cast<const float*>(base + in_front),
                       TensorView(to, DType::i32, {c.sequences(), c.h, std::int64_t{c.count}}), params));
   const RegisteredKernel& kernel = registered_kernel(name.empty() ? canonical(spec) : name);
   options.threads = kernel.threads;

@@ -210,17 +210,20 @@ void RandomCalls::add_statistics(const AttentionConfig& config, const AttentionS
     return wanted.max_logit_by_head ? TensorView(reinterpret_cast<void*>(memory()), DType::f32, {shape.h_q})
                                     : statistic(b, shape.h_q, s_q);
   };
+  const auto of_keys = [&] {
+    return config.page_size > 0 ? statistic(shape.b, summed, shape.s_kv) : statistic(b, summed, s_kv);
+  };
   StatisticsOutputs& outputs = call.outputs.statistics;
   if (wanted.max_logit != MaxLogit::none) outputs.max_logit = greatest();
   if (wanted.entropy) outputs.entropy = statistic(b, shape.h_q, s_q);
-  if (wanted.column_sums != ColumnSums::none) outputs.column_sums = statistic(b, summed, s_kv);
+  if (wanted.column_sums != ColumnSums::none) outputs.column_sums = of_keys();
   if (wanted.top_keys > 0) {
     outputs.top_keys = {reinterpret_cast<void*>(memory()), DType::i32, {shape.b, summed, wanted.top_keys}};
   }
   StatisticsGradients& gradients = call.backward_inputs.statistics;
   if (wanted.entropy_gradient) gradients.entropy = outputs.entropy, gradients.dentropy = statistic(b, shape.h_q, s_q);
   if (wanted.max_logit_gradient) gradients.dmax_logit = greatest();
-  if (wanted.column_sums_gradient) gradients.dcolumn_sums = statistic(b, summed, s_kv);
+  if (wanted.column_sums_gradient) gradients.dcolumn_sums = of_keys();
 }
 
 RandomCalls::Call RandomCalls::call(const AttentionConfig& config, const AttentionShape& given) {
@@ -306,15 +309,13 @@ void add_to(AttentionConfig& config, RandomCalls& random) {
 
 namespace {
 
-Statistics some_statistics(RandomCalls& random, bool paged) {
+Statistics some_statistics(RandomCalls& random) {
   Statistics wanted;
   wanted.max_logit = random.one_of({MaxLogit::none, MaxLogit::softmax, MaxLogit::scaled});
   wanted.max_logit_by_head = wanted.max_logit != MaxLogit::none && random.one_in(3);
   wanted.entropy = random.one_in(2);
-  if (!paged) {
-    wanted.column_sums = random.one_of({ColumnSums::none, ColumnSums::query_heads, ColumnSums::kv_heads});
-    if (random.one_in(3)) wanted.top_keys = static_cast<int>(random.one_of<std::int64_t>({1, random.up_to(100), 1024}));
-  }
+  wanted.column_sums = random.one_of({ColumnSums::none, ColumnSums::query_heads, ColumnSums::kv_heads});
+  if (random.one_in(3)) wanted.top_keys = static_cast<int>(random.one_of<std::int64_t>({1, random.up_to(100), 1024}));
   wanted.entropy_gradient = wanted.entropy && random.one_in(2);
   wanted.max_logit_gradient = wanted.max_logit != MaxLogit::none && random.one_in(2);
   wanted.column_sums_gradient = wanted.column_sums != ColumnSums::none && random.one_in(2);
@@ -331,7 +332,7 @@ void widen(AttentionConfig& config, RandomCalls& random) {
     config.head_dim_v = random.one_of({std::min(config.head_dim, 512), std::min(config.head_dim, 512), d_v});
   }
   if (config.invariance == Invariance::none && !config.accumulate && random.one_in(2)) {
-    config.statistics = some_statistics(random, config.page_size > 0);
+    config.statistics = some_statistics(random);
     if (config.statistics.any() && random.one_in(2)) config.kernel.reset();
   }
   if (random.one_in(4)) {

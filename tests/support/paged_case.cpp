@@ -378,7 +378,43 @@ AttentionOutputs make_outputs(const PagedCase& c, const PagedData& data) {
   return outputs_of(c, data, c.attention.dtype);
 }
 
-AttentionOutputs reference_f64(const PagedCase& c, const PagedData& data) {
+PagedSums::PagedSums(const PagedCase& c, const PagedData& data)
+    : b(c.b()),
+      heads(c.variant.config.statistics.summed_heads() == ColumnSums::kv_heads ? c.attention.h_kv : c.attention.h_q),
+      s_kv(data.max_pages * data.page_rows) {
+  if (data.max_s_kv != 0) s_kv = std::min(s_kv, data.max_s_kv);
+  sums.resize(static_cast<std::size_t>(b * heads * s_kv), -1);
+  top_keys.resize(static_cast<std::size_t>(b * heads * c.variant.config.statistics.top_keys), -2);
+}
+
+double error_of(const PagedCase& c, const PagedSums& actual, const PagedSums& expected, bool without_sums) {
+  // Numbers of 4 bits are rounded to the queries' type.
+  const double score = c.k_dtype == DType::u4x2 ? 4e-3 : 3e-6 * static_cast<double>(c.attention.d_qk);
+  const auto distance = [score](double got, double wanted, double factor) {
+    if (got == wanted) return 0.0;
+    const double error = std::abs(got - wanted) / (factor * (2e-5 + 8 * score + (1e-4 + 8 * score) * std::abs(wanted)));
+    return std::isnan(error) ? HUGE_VAL : error;
+  };
+  double worst = 0;
+  for (std::size_t i = 0; !without_sums && i < expected.sums.size(); ++i) {
+    worst = std::max(worst, distance(actual.sums[i], expected.sums[i], 1));
+  }
+  const auto count = static_cast<std::size_t>(c.variant.config.statistics.top_keys);
+  for (std::size_t i = 0; i < expected.top_keys.size(); ++i) {
+    const std::int32_t key = actual.top_keys[i], wanted = expected.top_keys[i];
+    if (key == wanted) continue;
+    const std::size_t row = i / count, request = row / static_cast<std::size_t>(expected.heads);
+    const std::int32_t begin = c.begin.empty() ? 0 : c.begin[request];
+    if (key < begin || key >= c.keys[request] || wanted < 0) return HUGE_VAL;
+    const auto first = actual.top_keys.begin() + static_cast<std::ptrdiff_t>(row * count);
+    if (std::count(first, first + static_cast<std::ptrdiff_t>(count), key) != 1) return HUGE_VAL;
+    const double* const sums = expected.sums.data() + row * static_cast<std::size_t>(expected.s_kv);
+    worst = std::max(worst, distance(sums[key], sums[wanted], 2));
+  }
+  return worst;
+}
+
+AttentionOutputs reference_f64(const PagedCase& c, const PagedData& data, PagedSums* sums) {
   AttentionOutputs outputs = outputs_of(c, data, DType::f64);
   const VariantCase variant = variant_of(c);
   std::vector<expression::CapturedView> views;
@@ -398,6 +434,14 @@ AttentionOutputs reference_f64(const PagedCase& c, const PagedData& data) {
   args.causal = c.attention.causal;
   args.variant = variant_args(variant, views);
   args.f64 = true;
+  if (sums != nullptr) {
+    args.statistics.column_sums = TensorView(sums->sums.data(), DType::f64, {sums->b, sums->heads, sums->s_kv});
+    const std::int64_t count = c.variant.config.statistics.top_keys;
+    if (count > 0) {
+      args.statistics.top_keys = TensorView(sums->top_keys.data(), DType::i32, {sums->b, sums->heads, count});
+    }
+    args.statistics.of_kv_heads = c.variant.config.statistics.summed_heads() == ColumnSums::kv_heads;
+  }
   reference::forward(args, data.sequences(), data.cache(), c.packed);
   return outputs;
 }

@@ -84,8 +84,21 @@ void set_nan(HostTensor& pool, std::int64_t page, std::int64_t row);
 /// O and LSE like q, NaN-filled.
 AttentionOutputs make_outputs(const PagedCase& c, const PagedData& data);
 
-/// The float64 O and LSE, by the CPU reference; 0 and -inf in rows of no request.
-AttentionOutputs reference_f64(const PagedCase& c, const PagedData& data);
+/// Column sums and top keys, as variant.config.statistics asks for.
+struct PagedSums {
+  explicit PagedSums(const PagedCase& c, const PagedData& data);
+
+  std::int64_t b, heads, s_kv;
+  std::vector<double> sums;            ///< [b, heads, s_kv]; a call may leave them out where top keys are wanted alone
+  std::vector<std::int32_t> top_keys;  ///< [b, heads, count]
+};
+
+/// The greatest distance in parts of what is allowed: above 1 one is wrong. A key is as far from another as its sum.
+/// `without_sums`: of top keys alone.
+double error_of(const PagedCase& c, const PagedSums& actual, const PagedSums& expected, bool without_sums = false);
+
+/// The float64 O and LSE, by the CPU reference; 0 and -inf in rows of no request. `sums`: likewise, unless it is null.
+AttentionOutputs reference_f64(const PagedCase& c, const PagedData& data, PagedSums* sums = nullptr);
 
 }  // namespace fa::test
 

@@ -29,6 +29,11 @@ std::size_t kv_rows(const BenchProblem& problem) {
   return static_cast<std::size_t>(problem.packed.varlen ? shape.total_kv : shape.b * shape.s_kv);
 }
 
+/// That have a column sum: over a KV cache those of each request.
+std::size_t summed_rows(const BenchProblem& problem) {
+  return problem.page_size != 0 ? static_cast<std::size_t>(problem.shape.b * problem.shape.s_kv) : kv_rows(problem);
+}
+
 std::size_t row_bytes(const BenchProblem& problem, std::int64_t heads, int head_dim,
                       const std::optional<DType>& stored = std::nullopt) {
   const std::int64_t columns = stored == DType::u4x2 ? head_dim / 2 : head_dim;
@@ -278,7 +283,8 @@ BenchTensors::BenchTensors(const BenchProblem& problem, int sets)
            sizeof(float)),
       max_logit_(problem.statistics.max_logit != MaxLogit::none ? statistic_bytes(problem, q_rows(problem)) : 0),
       entropy_(problem.statistics.entropy ? statistic_bytes(problem, q_rows(problem)) : 0),
-      column_sums_(problem.statistics.column_sums != ColumnSums::none ? statistic_bytes(problem, kv_rows(problem)) : 0),
+      column_sums_(problem.statistics.column_sums != ColumnSums::none ? statistic_bytes(problem, summed_rows(problem))
+                                                                      : 0),
       top_keys_(static_cast<std::size_t>(problem.shape.b * problem.shape.h_q * problem.statistics.top_keys) *
                 sizeof(std::int32_t)),
       dout_(problem.op == Operation::backward ? o_.size() : 0),
@@ -483,7 +489,8 @@ ForwardOutputs BenchTensors::outputs(int set) const {
   const AttentionShape& shape = problem_.shape;
   const bool packed = problem_.packed.varlen;
   const auto rows = [&](void* data, std::int64_t heads, bool keys) {
-    if (packed) return TensorView(data, DType::f32, {heads, keys ? shape.total_kv : shape.total_q});
+    const bool requests = keys && problem_.page_size != 0;  // whose sums are apart, of packed queries too
+    if (packed && !requests) return TensorView(data, DType::f32, {heads, keys ? shape.total_kv : shape.total_q});
     return TensorView(data, DType::f32, {shape.b, heads, keys ? shape.s_kv : shape.s_q});
   };
   ForwardOutputs result{view(o_, set, shape.h_q, packed ? shape.total_q : shape.s_q, problem_.d_v, problem_.o_dtype()),

@@ -62,6 +62,11 @@ void add_statistics(const AttentionConfig& config, const RunInputs& inputs, cons
         make_tensor(DType::i32, {shape.b, of_kv ? shape.h_kv : shape.h_q, wanted.top_keys});
   }
   if (wanted.column_sums == ColumnSums::none) return;
+  if (inputs.cache) {
+    const std::int64_t heads = wanted.column_sums == ColumnSums::kv_heads ? shape.h_kv : shape.h_q;
+    outputs->statistics["column_sums"] = make_tensor(dtype, {shape.b, heads, shape.s_kv});
+    return;
+  }
   std::vector<std::int64_t> keys = inputs.k.shape;
   keys.pop_back();
   const bool of_query_heads = wanted.column_sums == ColumnSums::query_heads;

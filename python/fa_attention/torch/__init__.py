@@ -12,6 +12,7 @@
     accumulate(q, k, v, o, lse)                          # adds keys to a partial result, in place
     quantized_attention(q, k, v, q_scale=q_scale)        # of 8-bit floats, or int8; quantize(q, k, v).attention()
     attention_statistics(q, k, v, max_logit="softmax", max_logit_by_head=True).max_logit  # [h_q], for QK-clip
+    paged_statistics(q, k_pages, v_pages, block_table, seqused_kv, top_keys=256).top_keys  # positions that count most
     o = shared_prefix_attention(q, k_pages, v_pages, block_table, seqused_kv, seq_begin, [SharedPrefix(...)], causal=True)
 
 `scaled_dot_product_attention` has PyTorch's signature, and `register_flash_attention` makes fa the flash backend of PyTorch's
@@ -27,6 +28,7 @@ from ._cache import KVCache, append, paged_attention
 from ._flash_backend import register_flash_attention
 from ._merge import merge_states
 from ._module import Attention
+from ._paged_statistics import paged_statistics
 from ._parallel import ContextParallel
 from ._quantized import Quantized, quantize, quantized_attention
 from ._sdpa import scaled_dot_product_attention
@@ -34,5 +36,6 @@ from ._shared import SharedPrefix, shared_prefix_attention
 from ._statistics import AttentionStatistics, attention_statistics
 
 __all__ = ["Attention", "AttentionStatistics", "ContextParallel", "KVCache", "Quantized", "SharedPrefix", "accumulate", "append",
-           "attention", "attention_statistics", "merge_states", "paged_attention", "quantize", "quantized_attention",
-           "register_flash_attention", "scaled_dot_product_attention", "shared_prefix_attention", "varlen_attention"]
+           "attention", "attention_statistics", "merge_states", "paged_attention", "paged_statistics", "quantize",
+           "quantized_attention", "register_flash_attention", "scaled_dot_product_attention", "shared_prefix_attention",
+           "varlen_attention"]

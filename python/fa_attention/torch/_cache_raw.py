@@ -111,7 +111,7 @@ def _of_rows(t: Optional[Tensor]) -> bool:
 def _kinds(q: Tensor, k: Tensor, v: Optional[Tensor], call: PagedCall) -> dict[str, Any]:
     """The options that dtypes fix."""
     if q.dtype not in CODES:
-        return {**_stored(q, k, v, call), "value_in_key": call.value_in_key}
+        return {**stored_kinds(q, k, v, call), "value_in_key": call.value_in_key}
     return {"key_scales": _of_rows(call.k_scale), "value_scales": _of_rows(call.v_scale), "precise": call.precise,
             "o_dtype": CODED_RESULTS[result_dtype(q, call)]}
 
@@ -138,7 +138,7 @@ def _group_size(d_qk: int, k: Tensor, v: Optional[Tensor], call: Any) -> int:
     return 0
 
 
-def _stored(q: Tensor, k: Tensor, v: Optional[Tensor], call: Any) -> dict[str, Any]:
+def stored_kinds(q: Tensor, k: Tensor, v: Optional[Tensor], call: Any) -> dict[str, Any]:
     """q: of the head dim of k."""
     return {"k_dtype": CACHED_CODES.get(k.dtype), "v_dtype": None if v is None else CACHED_CODES.get(v.dtype),
             "group_size": _group_size(q.shape[-1], k, v, call)}
@@ -202,7 +202,7 @@ class AppendPlan:
         caches += [("v_cache", _cache_spec(v_cache, call.layout))] if v_cache is not None else []
         contiguous = _abi.CONTIGUOUS if v is None else 0
         options = Options(page_size=caches[0][1].shape[2] if call.block_table is not None else contiguous,
-                          value_in_key=LATENT[1] if v is None else 0, **_stored(k, k_cache, v_cache, call))
+                          value_in_key=LATENT[1] if v is None else 0, **stored_kinds(k, k_cache, v_cache, call))
         self.attention = _handle(k, v.shape[-1] if v is not None else LATENT[1], options, False, ())
         self.index, self.device = k.device.index or 0 if k.is_cuda else -1, k.device
         tensors = [("k", _raw.spec(k)), *([("v", _raw.spec(v))] if v is not None else []), *caches, *_scale_specs(call)]

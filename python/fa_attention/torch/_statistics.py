@@ -43,7 +43,7 @@ def _made(device: tuple[int, int], d_qk: int, d_v: int, dtype: str, score: Any, 
     return capi.Attention(load(), d_qk, dtype, head_dim_v=d_v, device=device, **functions, **dict(options))
 
 
-def _function(expression: Optional[str], captures: Mapping[str, Any], grads: Mapping[str, bool]) -> Any:
+def function_of(expression: Optional[str], captures: Mapping[str, Any], grads: Mapping[str, bool]) -> Any:
     """Hashable: an expression and the captures that it names."""
     if not expression:
         return None
@@ -52,13 +52,18 @@ def _function(expression: Optional[str], captures: Mapping[str, Any], grads: Map
     return expression, tuple((name, dtype, grads.get(name, False)) for name, dtype in dtypes.items() if name in named)
 
 
-def _attention(q: Tensor, v: Tensor, call: _Call, options: Mapping[str, Any], grads: Mapping[str, bool]) -> capi.Attention:
+def made(q: Tensor, d_v: int, score: Any, mask: Any, options: Mapping[str, Any]) -> capi.Attention:
+    """The handle of these, by what `function_of` makes of functions."""
     device = (capi.DEVICE_CUDA, q.device.index or 0) if q.device.type == "cuda" else (capi.DEVICE_HOST, 0)
-    functions = [_function(text, call.given, grads) for text in (call.score, call.mask)]
-    return _made(device, q.shape[3], v.shape[3], DTYPES[q.dtype], *functions, tuple(options.items()))
+    return _made(device, q.shape[-1], d_v, DTYPES[q.dtype], score, mask, tuple(options.items()))
 
 
-def _stream(q: Tensor) -> Optional[int]:
+def _attention(q: Tensor, v: Tensor, call: _Call, options: Mapping[str, Any], grads: Mapping[str, bool]) -> capi.Attention:
+    score, mask = (function_of(text, call.given, grads) for text in (call.score, call.mask))
+    return made(q, v.shape[3], score, mask, options)
+
+
+def stream_of(q: Tensor) -> Optional[int]:
     return torch.cuda.current_stream(q.device).cuda_stream if q.device.type == "cuda" else None
 
 
@@ -76,7 +81,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], call: _Cal
         new(b, h_q, s_q) if options["entropy"] else None,
         new(b, heads, k.shape[2]) if options["column_sums"] != "none" else None,
         torch.empty((b, heads, top_keys), dtype=torch.int32, device=q.device) if top_keys > 0 else None)
-    attention.bind_forward(q, k, v, results.o, results.lse, stream=_stream(q), captures=call.given or None, sink=sink,
+    attention.bind_forward(q, k, v, results.o, results.lse, stream=stream_of(q), captures=call.given or None, sink=sink,
                            max_logit=results.max_logit, entropy=results.entropy, column_sums=results.column_sums,
                            top_keys=results.top_keys)()
     return results
@@ -126,7 +131,7 @@ def _backward(call: _Call, needed: Sequence[bool], dout: Optional[Tensor], dlse:
     dcaptures = {name: torch.empty(t.shape, dtype=lse.dtype, device=q.device)
                  for name, t in zip(call.names, captures) if grads[name]}
     dout = torch.zeros_like(o) if dout is None else _raw.readable(dout.to(o.dtype))
-    attention.bind_backward(q, k, v, o, lse, dout, dq, dk, dv, dlse, _stream(q), captures=call.given or None, sink=sink,
+    attention.bind_backward(q, k, v, o, lse, dout, dq, dk, dv, dlse, stream_of(q), captures=call.given or None, sink=sink,
                             dcaptures=dcaptures or None, dsink=dsink, entropy=entropy if dentropy is not None else None,
                             dentropy=dentropy, dmax_logit=dmax_logit, dcolumn_sums=dcolumn_sums)()
     of_captures = [dcaptures[name].to(t.dtype) if grads[name] else None for name, t in zip(call.names, captures)]

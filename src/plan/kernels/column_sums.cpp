@@ -21,15 +21,27 @@ constexpr Field kFields[] = {
     field<&SpecHead::tile_n>("tile_n").as("kTileN", "keys of a thread block"),
     field<&SpecHead::warps>("warps").as("kWarps"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
+    field<&SpecHead::page_size>("page_size").when_not_0().as("kPageSize", "keys of a page"),
     field<&ColumnSumsPass::one_buffer>("one_buffer").when_set().as("kOneBuffer", "of query rows"),
+    field<&ColumnSumsPass::k_storage>("k_storage")
+        .when_above_0()
+        .as("kKeyStorage", "1: e4m3, 2: i8, 3: latent rows, else: 4 bits, in groups of so many columns"),
     launched("row_buffers", "Buffers of query rows, 1 or 2"),
 };
 static_assert(is_complete<ColumnSumsPass>(kFields));
 
-/// One or two buffers of query rows, and one of keys. Rows are an odd number of 16 bytes apart.
+/// One or two buffers of query rows, and one of keys. Rows are an odd number of 16 bytes apart. Of stored K the forward
+/// whose products these are has room for V of 8 columns besides, and for scales of both.
 int bytes_of_tiles(const KernelSpec& spec) {
-  const int pitch = (spec.d_qk * static_cast<int>(size_of(spec.dtype)) / 16 | 1) * 16;
-  return ((spec.as<ColumnSumsPass>().one_buffer ? 1 : 2) * spec.tile_m + spec.tile_n) * pitch;
+  const ColumnSumsPass& own = spec.as<ColumnSumsPass>();
+  const int element = static_cast<int>(size_of(spec.dtype));
+  const auto pitch = [](int bytes) { return (bytes / 16 | 1) * 16; };
+  int key = pitch(stored_row_bytes(own.k_storage, spec.d_qk, element));
+  if (own.stored()) {
+    constexpr int kColumns = 8;
+    key += pitch(kColumns * element) + stored_scale_bytes(own.k_storage, spec.d_qk) + stored_scale_bytes(0, kColumns);
+  }
+  return (own.one_buffer ? 1 : 2) * spec.tile_m * pitch(spec.d_qk * element) + spec.tile_n * key;
 }
 
 constexpr Kernel kKernel{
@@ -38,6 +50,7 @@ constexpr Kernel kKernel{
     .unit = {.header = "sm80/sm80_column_sums.cuh",
              .params = "ForwardParams",
              .variant_params = "ForwardVariantParams",
+             .stored_params = "ForwardStoredParams",
              .function = "sm80::column_sums",
              .room = "sm80::ColumnSums",
              .asserts_threads = true},
@@ -53,7 +66,8 @@ struct Tile {
 // Blocks of more keys read fewer rows in all, where as many of them fit in a multiprocessor.
 constexpr std::array kTiles{Tile{128, 128, 4}, Tile{128, 64, 4}, Tile{64, 64, 4},
                             Tile{64, 32, 4},   Tile{32, 32, 2},  Tile{16, 16, 1}};
-constexpr std::size_t kFirst32Bit = 3;  // whose products take more registers
+constexpr std::size_t kFirst32Bit = 3;   // whose products take more registers
+constexpr std::size_t kFirstStored = 1;  // as do conversions
 // Where shared memory leaves room for one block of four warps: two for each scheduler.
 constexpr Tile kEightWarps{256, 128, 8, true};
 
@@ -73,7 +87,8 @@ void take(KernelSpec& spec, const Tile& tile) {
 bool takes_eight_warps(const Problem& problem, KernelSpec& spec, int blocks) {
   const int wanted = problem.sum_buffers;
   take(spec, kEightWarps);
-  const bool may = problem.dtype != DType::f32 && spec.arch.major >= 8 && blocks_of_multiprocessor(spec) > 0;
+  const bool stored = spec.as<ColumnSumsPass>().stored();
+  const bool may = problem.dtype != DType::f32 && !stored && spec.arch.major >= 8 && blocks_of_multiprocessor(spec) > 0;
   if (wanted == 1 && !may) {
     support::throw_unsupported("kernel.text", "row_buffers=1", "row_buffers=2 for this dtype, head_dim and device");
   }
@@ -88,7 +103,9 @@ constexpr Field kTopKeysFields[] = {
     field<&SpecHead::warps>("warps").as("kWarps"),
     field<&SpecHead::min_blocks>("min_blocks"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
+    field<&TopKeys::requests>("requests").when_set().as("kRequests", "over a KV cache"),
 };
+static_assert(is_complete<TopKeys>(kTopKeysFields));
 
 /// Four counts for each value of a digit of 11 bits, a sum of each warp, and what a block decides.
 int bytes_of_counts(const KernelSpec& spec) {
@@ -117,7 +134,7 @@ const Kernel& TopKeys::kernel() noexcept {
 
 KernelSpec top_keys_spec(const Problem& problem) noexcept {
   KernelSpec spec;
-  spec.own = TopKeys{};
+  spec.own = TopKeys{.requests = problem.paged()};
   spec.arch = problem.arch;
   spec.warps = kTopKeysWarps;
   spec.min_blocks = kTopKeysBlocks;
@@ -125,12 +142,16 @@ KernelSpec top_keys_spec(const Problem& problem) noexcept {
   return spec;
 }
 
+bool has_packed_keys(const Problem& problem) noexcept {
+  return problem.varlen && !problem.paged();
+}
+
 std::int64_t summed_heads(const Problem& problem) noexcept {
   return problem.statistics.summed_heads() == ColumnSums::kv_heads ? problem.h_kv : problem.h_q;
 }
 
-std::int64_t top_keys_params(const Problem& problem, const kernel::SequenceParams& sequences, const float* sums,
-                             const TensorView& keys, kernel::TopKeysParams& params) noexcept {
+std::int64_t top_keys_params(const Problem& problem, const kernel::SequenceParams& sequences, const std::int32_t* begin,
+                             const float* sums, const TensorView& keys, kernel::TopKeysParams& params) noexcept {
   const std::int64_t heads = summed_heads(problem);
   params = {.sums = sums,
             .keys = static_cast<std::int32_t*>(keys.data),
@@ -139,8 +160,13 @@ std::int64_t top_keys_params(const Problem& problem, const kernel::SequenceParam
             .heads = static_cast<int>(heads),
             .s_q = static_cast<int>(problem.s_q),
             .s_kv = static_cast<int>(problem.s_kv),
-            .count = problem.statistics.top_keys};
+            .count = problem.statistics.top_keys,
+            .begin = begin};
   return problem.b * heads;
+}
+
+bool ColumnSumsPass::stored() const noexcept {
+  return k_storage != 0 && k_storage != kLatentRows;
 }
 
 const Kernel& ColumnSumsPass::kernel() noexcept {
@@ -158,10 +184,14 @@ KernelSpec column_sums_spec(const Problem& problem) {
   spec.positive_scale = problem.positive_scale || !spec.variants.score.empty();
   spec.aligned = problem.aligned;
   spec.varlen = problem.varlen;
+  spec.page_size = problem.page_size;
+  spec.as<ColumnSumsPass>().k_storage =
+      problem.latent() ? kLatentRows : storage_of(problem.k_dtype, problem.group_size);
   take(spec, kTiles[1]);
   const int blocks = std::max(blocks_of_multiprocessor(spec), 1);
   if (takes_eight_warps(problem, spec, blocks)) return spec;
-  for (std::size_t i = problem.dtype == DType::f32 ? kFirst32Bit : 0; i < kTiles.size(); ++i) {
+  const std::size_t first_stored = spec.as<ColumnSumsPass>().stored() ? kFirstStored : 0;
+  for (std::size_t i = problem.dtype == DType::f32 ? kFirst32Bit : first_stored; i < kTiles.size(); ++i) {
     take(spec, kTiles[i]);
     if (blocks_of_multiprocessor(spec) >= (i == 0 ? blocks : 1)) return spec;
   }
@@ -178,9 +208,10 @@ std::int64_t column_sums_params(const Problem& problem, const KernelSpec& spec,
   params.group = static_cast<int>(group);
   params.heads = static_cast<int>(summed_heads(problem));
   params.splits = static_cast<int>(of_kv_heads ? group : 1);
-  params.m_blocks = static_cast<int>(problem.varlen ? slots(problem.total_kv, spec.tile_n, problem.b)
-                                                    : (problem.s_kv + spec.tile_n - 1) / spec.tile_n);
-  return std::int64_t{params.m_blocks} * params.heads * (problem.varlen ? 1 : problem.b);
+  const bool packed = has_packed_keys(problem);
+  params.m_blocks = static_cast<int>(packed ? slots(problem.total_kv, spec.tile_n, problem.b)
+                                            : (problem.s_kv + spec.tile_n - 1) / spec.tile_n);
+  return std::int64_t{params.m_blocks} * params.heads * (packed ? 1 : problem.b);
 }
 
 }  // namespace fa::plan

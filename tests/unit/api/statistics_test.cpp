@@ -307,22 +307,12 @@ TEST(Statistics, RefuseWhatTheyCannotBeOf) {
   };
   refuses("accumulate", [](AttentionConfig& c) { c.accumulate = true; });
   refuses("invariance", [](AttentionConfig& c) { c.invariance = Invariance::batch; });
-  refuses("page_size", [](AttentionConfig& c) { c.page_size = 16; });
-  refuses("k_dtype", [](AttentionConfig& c) { c.k_dtype = DType::i8; });
   refuses("kernel.splits", [](AttentionConfig& c) { c.kernel = KernelOverride{"sm80", "splits=4"}; });
   refuses("statistics.max_logit", [](AttentionConfig& c) { c.statistics.max_logit = static_cast<MaxLogit>(3); });
   refuses("statistics.column_sums", [](AttentionConfig& c) { c.statistics.column_sums = static_cast<ColumnSums>(3); });
   refuses("dtype", [](AttentionConfig& c) { c.dtype = DType::e4m3; });
   refuses("statistics.top_keys", [](AttentionConfig& c) { c.statistics.top_keys = -1; });
   refuses("statistics.top_keys", [](AttentionConfig& c) { c.statistics.top_keys = kMaxTopKeys + 1; });
-  refuses("page_size", [](AttentionConfig& c) {
-    c.statistics = {MaxLogit::none, false, false, ColumnSums::none, 1};
-    c.page_size = 16;
-  });
-  refuses("v_dtype", [](AttentionConfig& c) {
-    c.statistics = {MaxLogit::none, false, false, ColumnSums::none, 1};
-    c.v_dtype = DType::i8;
-  });
   AttentionConfig config;
   config.head_dim = 64;
   config.statistics.max_logit_by_head = true;

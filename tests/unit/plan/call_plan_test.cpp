@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/column_sums.hpp"
 #include "plan/mask_tiles.hpp"
 
 namespace fa::plan {
@@ -165,6 +166,34 @@ TEST(CallPlan, TopKeysOfPackedBatches) {
   EXPECT_TRUE(planned.kernels[Role::top_keys].varlen);
   EXPECT_EQ(planned.call.step(Role::top_keys)->grid, 7 * 4);
   EXPECT_EQ(planned.call.forward_params.top_keys.sequences.total_kv, 900);
+}
+
+/// Packed queries or not, each request has sums of all positions.
+TEST(CallPlan, TopKeysOfRequestsOverPages) {
+  constexpr std::int32_t kFirst = 3;
+  for (const bool varlen : {false, true}) {
+    Problem p = some_problem(512);
+    p.varlen = varlen;
+    p.b = 7;
+    p.total_q = varlen ? 900 : 0;
+    p.s_kv = 300;
+    p.page_size = 16;
+    p.k_dtype = DType::i8;
+    p.statistics.top_keys = 9;
+    Planned planned;
+    plan_forward_call(p, {}, false, &planned);
+    EXPECT_EQ(planned.call.workspace.bytes(Section::column_sums), sizeof(float) * 7 * 4 * 300);
+    const KernelSpec& sums = planned.kernels[Role::column_sums];
+    EXPECT_EQ(sums.page_size, 16);
+    EXPECT_TRUE(sums.stored());
+    EXPECT_EQ(planned.call.step(Role::column_sums)->grid, 7 * 4 * ((300 + sums.tile_n - 1) / sums.tile_n));
+    EXPECT_TRUE(planned.kernels[Role::top_keys].as<TopKeys>().requests);
+    EXPECT_EQ(planned.call.step(Role::top_keys)->grid, 7 * 4);
+    EXPECT_EQ(planned.call.forward_params.top_keys.begin, nullptr);
+    kernel::TopKeysParams params;
+    top_keys_params(p, {}, &kFirst, nullptr, {}, params);
+    EXPECT_EQ(params.begin, &kFirst);
+  }
 }
 
 TEST(CallPlan, CountersAndNormsAreClearedInOnePlace) {

@@ -243,6 +243,16 @@ void add_statistics(const char* arch, Families& all) {
     all.forward(name + " heads", problem);
     all.forward(name + " packed", packed(problem));
   }
+  plan::Problem cache = problem_of(arch, DType::bf16, 128, 128, true);
+  cache.statistics = {MaxLogit::none, false, false, ColumnSums::kv_heads, 16};
+  for (const int page_size : {16, static_cast<int>(kContiguous)}) {
+    for (const DType stored : {DType::bf16, DType::e4m3, DType::u4x2}) {
+      cache.page_size = page_size;
+      cache.k_dtype = cache.v_dtype = stored;
+      cache.group_size = stored == DType::u4x2 ? 64 : 0;
+      all.forward(name + " cache", cache);
+    }
+  }
 }
 
 /// Gradients that are not wanted, splits that are merged, places in memory, and bounds of multiprocessors.
