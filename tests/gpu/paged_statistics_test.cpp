@@ -57,7 +57,7 @@ class GpuPagedStatistics : public test::GpuTest {
       run_once(c, device, without_sums, actual);
       EXPECT_LE(error_of(c, actual, expected, without_sums), 1);
       if (run == 1) {
-        EXPECT_EQ(actual.sums, first.sums);
+        if (!without_sums) EXPECT_EQ(actual.sums, first.sums);
         EXPECT_EQ(actual.top_keys, first.top_keys);
       }
       first = std::move(actual);
