@@ -35,12 +35,15 @@ struct Way {
   const char* name;
   Scheme scheme;
   int ulysses;  ///< 0: as the scheme has it
+  bool late = false;
 };
 constexpr Way kWays[] = {{"ring", Scheme::ring, 0},
                          {"all_gather", Scheme::all_gather, 0},
                          {"ulysses", Scheme::ulysses, 0},
                          {"ulysses_ring", Scheme::ring, 2},
-                         {"ulysses_all_gather", Scheme::all_gather, 2}};
+                         {"ulysses_all_gather", Scheme::all_gather, 2},
+                         {"ring_own_last", Scheme::ring, 0, true},
+                         {"ulysses_ring_own_last", Scheme::ring, 2, true}};
 constexpr ShardLayout kLayouts[] = {ShardLayout::contiguous, ShardLayout::zigzag, ShardLayout::striped};
 
 class Parallel : public testing::TestWithParam<std::tuple<int, int>> {
@@ -54,6 +57,8 @@ class Parallel : public testing::TestWithParam<std::tuple<int, int>> {
     c.layout = kLayouts[std::get<1>(GetParam())];
     c.h_kv = way.scheme == Scheme::ulysses ? ranks : way.ulysses > 0 ? 2 : 1;
     if (way.scheme == Scheme::all_gather) c.h_kv *= 2;
+    c.late = way.late;
+    if (way.late) c.h_kv *= 3;
     c.h_q = 2 * c.h_kv;
     c.s_q = c.s_kv = 4 * ranks;
     return c;
@@ -176,7 +181,7 @@ TEST_P(Parallel, PackedBatches) {
 std::string name_of(const testing::TestParamInfo<std::tuple<int, int>>& info) {
   return std::string(kWays[std::get<0>(info.param)].name) + "_" + to_string(kLayouts[std::get<1>(info.param)]);
 }
-INSTANTIATE_TEST_SUITE_P(Every, Parallel, testing::Combine(testing::Range(0, 5), testing::Range(0, 3)), name_of);
+INSTANTIATE_TEST_SUITE_P(Every, Parallel, testing::Combine(testing::Range(0, 7), testing::Range(0, 3)), name_of);
 
 // Tensors [b, s, h, d], more than one batch entry, and head groups of several heads.
 TEST(ParallelTensors, LieInAnyOrder) {
@@ -218,6 +223,7 @@ TEST(ParallelDelays, ChangeNoBit) {
     c.ranks = 4;
     c.scheme = way.scheme;
     c.ulysses = way.ulysses;
+    c.late = way.late;
     c.h_kv = 4;
     c.h_q = 4;
     c.dtype = DType::f32;
