@@ -129,11 +129,12 @@ struct Lane {
 /// One lane again, lane 0, behind all of both.
 struct Join {};
 
-using Op = std::variant<Copy, Clear, Sum, AddSink, Exchange, Wait, Forward, Backward, SinkGradient, TakeSink, Fork, Lane,
-                        Join>;
+using Op = std::variant<Copy, Clear, Sum, AddSink, Exchange, Wait, Forward, Backward, SinkGradient, TakeSink, Fork,
+                        Lane, Join>;
 
-/// What one rank does, in order. Operations of a lane run one after the other: of lane 0 on the caller's stream, of lane
-/// 1 on another. Exchanges run likewise on a stream of their own. The order of all is one in which they could run alone.
+/// What one rank does, in order. Operations of a lane run one after the other: of lane 0 on the caller's stream, of
+/// lane 1 on another. Exchanges run likewise on a stream of their own. The order of all is one in which they could run
+/// alone.
 struct Plan {
   std::vector<PlanTensor> tensors;  ///< the caller's first
   std::vector<Op> ops;

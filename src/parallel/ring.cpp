@@ -391,7 +391,8 @@ class RingBackward {
     bool taken = false;
     for (const Call& call : ring_.calls(hops, some_heads(keys, head, heads))) {
       Backward backward = backward_of(local_, builder_.problem(), call);
-      backward.dq = queries_.part(call.q);
+      // Own keys write all rows, and need no copy where they are the only ones.
+      backward.dq = queries_.part(call.q, shares_.size() > 1 && head == shares_.front().head && hops > 0);
       backward.dk = gradients_.part(hops, call.k, false);
       backward.dv = gradients_.part(hops, call.v, true);
       const Region dq = backward.dq, dk = backward.dk, dv = backward.dv;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <map>
 #include <thread>
 
 #include <fa/parallel.hpp>
@@ -141,12 +142,12 @@ TEST_F(OverNccl, ARingIsTwoKernelsAndOneGroup) {
   comm_.calls.clear();
   parallel.backward({tensor(1, 8), tensor(2, 2), tensor(3, 2), o, lse, tensor(6, 8)},
                     {tensor(7, 8), tensor(8, 2), tensor(9, 2)});
-  // Of its own keys, and of each of the two KV heads of the other rank's.
-  EXPECT_EQ(std::ranges::count(kernels(), std::string("fa_sm90_backward")), 3);
+  // Of each KV head of its own keys, and of the other rank's.
+  EXPECT_EQ(std::ranges::count(kernels(), std::string("fa_sm90_backward")), 4);
   EXPECT_EQ(count("end"), 3);  // K and V; dK and dV go home, a head at a time
   EXPECT_EQ(count("send"), 6);
-  // dQ, and dK and dV of each head.
-  EXPECT_EQ(std::ranges::count(kernels(), std::string("fa_merge_states")), 5);
+  // dQ, dK and dV of each head.
+  EXPECT_EQ(std::ranges::count(kernels(), std::string("fa_merge_states")), 6);
   EXPECT_EQ(std::ranges::count(kernels(), std::string(fake_driver::kAllocation)), 0)
       << "prepared calls allocate nothing";
 }
@@ -280,7 +281,7 @@ TEST_F(OverNccl, TransfersHaveRoom) {
           launch.kernel == "fa_sm90_forward" || (launch.kernel == "fa_sm90_backward" && !deterministic);
       EXPECT_TRUE(!takes_bound || launch.grid <= 116U) << launch.kernel << " " << launch.grid;
     }
-    EXPECT_EQ(std::ranges::count(kernels(), std::string("fa_sm90_backward")), 3) << "deterministic ones take no bound";
+    EXPECT_EQ(std::ranges::count(kernels(), std::string("fa_sm90_backward")), 4) << "deterministic ones take no bound";
   }
   // What the caller asks for is not overruled, whatever calls before found.
   roomy.attention.deterministic = true;
@@ -322,6 +323,52 @@ TEST_F(OverNccl, CallsBesideTransfersHaveMoreBlocks) {
     }
     EXPECT_EQ(greatest > 132U, reserved == 0) << greatest;
     EXPECT_LE(greatest, 16 * 132U);
+  }
+}
+
+// Long sequences: calls of a step run side by side, on the caller's stream and on another one that begins behind it and
+// that it waits for.
+TEST_F(OverNccl, CallsOfAStepTakeTurnsOfTwoStreams) {
+  for (const bool captured : {false, true}) {
+    ContextParallel parallel = ContextParallel::create(config(Scheme::ring), use({.watch = false}));
+    const auto x = [](std::uintptr_t page) { return TensorView(at(page), DType::bf16, {1, 16, 32768, 128}); };
+    const TensorView lse(at(5), DType::f32, {1, 16, 32768});
+    parallel.prepare({1, 16, 16, 65536, 65536}, true);
+    const auto stream = reinterpret_cast<Stream>(at(9));
+    *capturing_ = captured;
+    for (const bool backward : {false, true}) {
+      launches_().clear();
+      stream_calls_().clear();
+      comm_.calls.clear();
+      if (backward) {
+        parallel.backward({x(1), x(2), x(3), x(4), lse, x(6)}, {x(7), x(8), x(9)}, stream);
+      } else {
+        parallel.forward({x(1), x(2), x(3)}, {x(4), lse}, stream);
+      }
+      std::vector<const void*> turns;
+      for (const fake_driver::Launch& launch : launches_()) {
+        if (launch.kernel == "fa_sm90_forward" || launch.kernel == "fa_sm90_backward") turns.push_back(launch.stream);
+      }
+      ASSERT_EQ(turns.size(), 4U);
+      const void* const other = turns[1];
+      EXPECT_NE(other, nullptr);
+      EXPECT_NE(other, stream);
+      EXPECT_EQ(turns, (std::vector<const void*>{stream, other, stream, other}));
+      EXPECT_EQ(count("end"), backward ? 3 : 1) << "K and V; dK and dV go home, of some heads at a time";
+      EXPECT_EQ(std::ranges::count(kernels(), std::string(fake_driver::kAllocation)), 0);
+      const auto follows = [&](const void* waiting, const void* waited) {  // by the event that was recorded last
+        std::map<const void*, const void*> recorded;
+        bool found = false;
+        for (const fake_driver::StreamCall& call : stream_calls_()) {
+          if (call.what == "record") recorded[call.event] = call.stream;
+          found = found || (call.what == "wait" && call.stream == waiting && recorded[call.event] == waited);
+        }
+        return found;
+      };
+      EXPECT_TRUE(follows(other, stream));
+      EXPECT_TRUE(follows(stream, other));
+    }
+    *capturing_ = false;
   }
 }
 

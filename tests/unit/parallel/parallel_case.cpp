@@ -276,8 +276,8 @@ std::string to_string(const ParallelCase& c) {
        << ", " << c.d_qk << "/" << c.d_v << "] packed " << c.lengths.size() << " causal " << c.causal << " align "
        << static_cast<int>(c.align) << " window " << c.window_left << "," << c.window_right << " chunk " << c.chunk
        << " alibi " << c.alibi << " documents " << c.documents << " dropout " << c.dropout << " sink " << c.sink
-       << " dlse " << c.dlse << " late " << c.late << " rows first " << c.rows_first << " native " << static_cast<int>(c.gradients) << " "
-       << fa::to_string(c.dtype) << " seed " << c.seed;
+       << " dlse " << c.dlse << " late " << c.late << " rows first " << c.rows_first << " native "
+       << static_cast<int>(c.gradients) << " " << fa::to_string(c.dtype) << " seed " << c.seed;
   return std::move(text).str();
 }
 

@@ -219,8 +219,8 @@ class Order {
   bool is_safe_ = true, ends_ = true;
 };
 
-// Between an exchange and a wait for it nothing writes what is sent, and nothing touches what comes; no lane touches what
-// the other one writes. At the end nothing is under way.
+// Between an exchange and a wait for it nothing writes what is sent, and nothing touches what comes; no lane touches
+// what the other one writes. At the end nothing is under way.
 TEST(Plan, NothingTouchesWhatIsUnderWay) {
   std::size_t n = 0;
   for (const int ranks : {2, 4, 5}) {
