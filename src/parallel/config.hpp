@@ -20,7 +20,8 @@ Problem problem_of(const ContextParallelConfig& config, ShardLayout layout, int 
 /// The same for every choice of configuration, layout and speeds that changes what ranks transfer or compute.
 std::uint64_t hash_of(const ContextParallelConfig& config, ShardLayout layout, const ClusterSpeeds& speeds);
 
-/// Of a ring the heads whose own keys come last, by the model of time.
+/// Of a ring over packed batches the heads whose own keys come last, where transfers are a small part of the time:
+/// calls of many lengths end unevenly, and one call fills the end of another.
 void set_late_heads(Problem& problem, std::size_t element_size, const ClusterSpeeds& speeds);
 
 /// A configuration's times, for these lengths (docs/scale.md).

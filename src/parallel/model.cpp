@@ -16,6 +16,11 @@ constexpr double kFlopsOfBackwardScore = 10;  // five products
 constexpr double kTileRows = 128;
 constexpr double kMultiprocessors = 132;
 
+// How many times longer a step's kernels have to take than its transfers, for calls side by side to be the faster.
+// Measured on two H200s, packed batches of 128k tokens: 6 and 21 times gain, 1.5 and 5 times do not. Nor do dense ones.
+constexpr double kFewTransfers = 4;
+constexpr double kFewGradientTransfers = 10;
+
 /// Scores of rows of a piece, from some of them: the number of keys is linear in between, but for a few corners.
 double scores_of(const Problem& problem, const Piece& piece) {
   constexpr std::int64_t kSamples = 64;
@@ -62,10 +67,6 @@ Links links_of(const ClusterSpeeds& speeds, int ranks, int ulysses) {
   return {ulysses <= speeds.ranks_of_node ? speeds.link : speeds.network, one_node ? speeds.link : speeds.network};
 }
 
-double late_share(const Problem& problem, std::int64_t heads) {
-  return static_cast<double>(heads * problem.ulysses) / static_cast<double>(problem.h_kv);
-}
-
 /// Kernels in calls of some of the heads each. A last round takes the longer, the more keys a tile has.
 double calls_time(double kernels, double calls, double rounds, const ClusterSpeeds& speeds) {
   return kernels * (1 + 0.5 * calls / rounds) + calls * speeds.launch;
@@ -83,34 +84,11 @@ double gather_time(double kernels, double bytes, double copied, int groups, doub
   return transfer + (groups - 1) * std::max(kernel, transfer) + kernel;
 }
 
-/// KV heads whose own keys may come last: the other ones' have to last while the first keys of another rank come. At
-/// most half of them, and none where less than a quarter could.
-std::int64_t late_heads(std::int64_t heads, double own, double transfer) {
-  constexpr double kSlower = 1.25;  // transfers beside kernels, and the other way round
-  const double share = std::min(0.5, 1 - kSlower * transfer / own);
-  const auto late = share > 0 ? static_cast<std::int64_t>(static_cast<double>(heads) * share) : 0;
-  return 4 * late < heads ? 0 : late;
-}
-
-/// Steps of two calls side by side: they end with half a round once in all.
-double side_by_side_time(double kernels, double steps, double late, double bytes, const Costs& costs, double link,
-                         const ClusterSpeeds& speeds) {
-  const double kernel = kernels / steps + 2 * speeds.launch;
-  const double transfer = bytes / link + speeds.latency;
-  const double own = std::max(kernel * (1 - late), transfer) + kernel * late;
-  return own + (steps - 2) * std::max(kernel, transfer) + kernel + 0.5 * kernels / steps / costs.rounds;
-}
-
 /// What follows a ring's last step: some heads of dK and dV come home, and are added to the own ones, as dQ is.
 double home_time(const Problem& problem, const Costs& costs, int hops, double link, const ClusterSpeeds& speeds) {
   const double sums = 3 * (costs.q + costs.kv) / speeds.memory;
   if (hops == 0) return sums;
   const double bytes = costs.kv * (hops == 1 ? 1 : costs.wide);
-  if (problem.late_gradient_heads > 0) {
-    const double late = late_share(problem, problem.late_gradient_heads);
-    const double own = late * costs.backward / (hops + 1);
-    return sums + std::max(bytes * (1 - late) / link + speeds.latency - own, 0.0);
-  }
   return sums + bytes / link / static_cast<double>(last_step_calls(problem.h_kv / problem.ulysses)) + speeds.latency;
 }
 
@@ -126,7 +104,7 @@ SchemeTime time_of(const Problem& problem, const Costs& costs, const Shares& sha
     time.forward = calls_time(costs.forward, 1, costs.rounds, speeds);
     time.backward = calls_time(costs.backward, 1, costs.rounds, speeds) + 2 * speeds.launch;
   } else if (problem.scheme == Scheme::ring) {
-    const double steps = hops + 1, skipped = (n - 1 - hops) * speeds.launch;
+    const double steps = hops + 1;
     const double forward = calls_time(costs.forward / steps, 1, costs.rounds, speeds);
     const double backward = calls_time(costs.backward / steps, 1, costs.rounds, speeds);
     const double last = hops == 0
@@ -136,16 +114,6 @@ SchemeTime time_of(const Problem& problem, const Costs& costs, const Shares& sha
     time.forward = ring_time(forward, costs.kv, n, hops, links.outer, speeds);
     time.backward = ring_time(backward, costs.kv + (hops > 1 ? gradients : 0), n, hops, links.outer, speeds) + last -
                     backward + home_time(problem, costs, hops, links.outer, speeds);
-    if (problem.late_heads > 0) {
-      time.forward = side_by_side_time(costs.forward, steps, late_share(problem, problem.late_heads), costs.kv, costs,
-                                       links.outer, speeds) +
-                     skipped;
-    }
-    if (problem.late_gradient_heads > 0) {
-      time.backward = side_by_side_time(costs.backward, steps, late_share(problem, problem.late_gradient_heads),
-                                        costs.kv + (hops > 1 ? gradients : 0), costs, links.outer, speeds) +
-                      skipped + home_time(problem, costs, hops, links.outer, speeds);
-    }
   } else {
     const double others = n - 1, groups = problem.head_groups;
     time.forward = gather_time(calls_time(costs.forward, groups, costs.rounds, speeds), others * costs.kv, n * costs.kv,
@@ -230,15 +198,14 @@ Shares shares_of(const Problem& problem) {
 void set_late_heads(Problem& problem, std::size_t element_size, const ClusterSpeeds& speeds) {
   problem.late_heads = problem.late_gradient_heads = 0;
   const int n = problem.ranks / problem.ulysses;
-  if (problem.scheme != Scheme::ring || n == 1) return;
+  if (problem.scheme != Scheme::ring || n == 1 || !problem.packed) return;
   const Shares shares = shares_of(problem);
   const Costs costs = costs_of(problem, element_size, shares, speeds);
-  const int hops = std::min((shares.hops + problem.ulysses - 1) / problem.ulysses, n - 1);
-  if (hops == 0 || shares.scores == 0) return;
+  const double steps = 1 + std::min((shares.hops + problem.ulysses - 1) / problem.ulysses, n - 1);
   const double transfer = costs.kv / links_of(speeds, problem.ranks, problem.ulysses).outer + speeds.latency;
-  const std::int64_t heads = problem.h_kv / problem.ulysses;
-  problem.late_heads = late_heads(heads, costs.forward / (hops + 1), transfer);
-  problem.late_gradient_heads = late_heads(heads, costs.backward / (hops + 1), transfer);
+  const std::int64_t half = problem.h_kv / problem.ulysses / 2;
+  if (costs.forward / steps > kFewTransfers * transfer) problem.late_heads = half;
+  if (costs.backward / steps > kFewGradientTransfers * transfer) problem.late_gradient_heads = half;
 }
 
 std::vector<SchemeTime> scheme_times(const ContextParallelConfig& config, ShardLayout layout, const ContextShape& shape,
@@ -249,14 +216,12 @@ std::vector<SchemeTime> scheme_times(const ContextParallelConfig& config, ShardL
   std::exception_ptr refusal;  // of the first choice, which asks for the least
   for (const SchemeTime& choice : choices) {
     try {
-      Problem problem = problem_of(config, layout, ranks, shape, lengths, choice);
+      const Problem problem = problem_of(config, layout, ranks, shape, lengths, choice);
       const Shares shares = shares_of(problem);
       const std::size_t size = size_of(config.attention.dtype);
-      set_late_heads(problem, size, speeds);
       SchemeTime time = time_of(problem, costs_of(problem, size, shares, speeds), shares, speeds);
       Problem single = problem;
       single.ranks = single.ulysses = 1;
-      single.late_heads = single.late_gradient_heads = 0;
       Shares all;
       all.scores = all.greatest = shares.scores;
       const Costs costs = costs_of(single, size, all, speeds);

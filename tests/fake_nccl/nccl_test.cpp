@@ -144,12 +144,12 @@ TEST_F(OverNccl, ARingIsTwoKernelsAndOneGroup) {
   comm_.calls.clear();
   parallel.backward({tensor(1, 8), tensor(2, 2), tensor(3, 2), o, lse, tensor(6, 8)},
                     {tensor(7, 8), tensor(8, 2), tensor(9, 2)});
-  // Of each KV head of its own keys, and of the other rank's.
-  EXPECT_EQ(std::ranges::count(kernels(), std::string("fa_sm90_backward")), 4);
+  // Of its own keys, and of each of the two KV heads of the other rank's.
+  EXPECT_EQ(std::ranges::count(kernels(), std::string("fa_sm90_backward")), 3);
   EXPECT_EQ(count("end"), 3);  // K and V; dK and dV go home, a head at a time
   EXPECT_EQ(count("send"), 6);
-  // dQ, dK and dV of each head.
-  EXPECT_EQ(std::ranges::count(kernels(), std::string("fa_merge_states")), 6);
+  // dQ, and dK and dV of each head.
+  EXPECT_EQ(std::ranges::count(kernels(), std::string("fa_merge_states")), 5);
   EXPECT_EQ(std::ranges::count(kernels(), std::string(fake_driver::kAllocation)), 0)
       << "prepared calls allocate nothing";
 }
@@ -283,7 +283,7 @@ TEST_F(OverNccl, TransfersHaveRoom) {
           launch.kernel == "fa_sm90_forward" || (launch.kernel == "fa_sm90_backward" && !deterministic);
       EXPECT_TRUE(!takes_bound || launch.grid <= 116U) << launch.kernel << " " << launch.grid;
     }
-    EXPECT_EQ(std::ranges::count(kernels(), std::string("fa_sm90_backward")), 4) << "deterministic ones take no bound";
+    EXPECT_EQ(std::ranges::count(kernels(), std::string("fa_sm90_backward")), 3) << "deterministic ones take no bound";
   }
   // What the caller asks for is not overruled, whatever calls before found.
   roomy.attention.deterministic = true;
@@ -328,14 +328,19 @@ TEST_F(OverNccl, CallsBesideTransfersHaveMoreBlocks) {
   }
 }
 
-// Long sequences: calls of a step run side by side, on the caller's stream and on another one that begins behind it and
-// that it waits for.
+// Packed batches of long sequences: calls of a step run side by side, on the caller's stream and on another one that
+// begins behind it and that it waits for.
 TEST_F(OverNccl, CallsOfAStepTakeTurnsOfTwoStreams) {
   for (const bool captured : {false, true}) {
-    ContextParallel parallel = ContextParallel::create(config(Scheme::ring), use({.watch = false}));
-    const auto x = [](std::uintptr_t page) { return TensorView(at(page), DType::bf16, {1, 16, 32768, 128}); };
-    const TensorView lse(at(5), DType::f32, {1, 16, 32768});
-    parallel.prepare({1, 16, 16, 65536, 65536}, true);
+    ContextParallelConfig packed = config(Scheme::ring);
+    packed.attention.varlen = true;
+    ContextParallel parallel = ContextParallel::create(packed, use({.watch = false}));
+    const auto x = [](std::uintptr_t page, std::int64_t heads = 8) {
+      return TensorView(at(page), DType::bf16, {65536, heads, 128});
+    };
+    const TensorView lse(at(5), DType::f32, {32, 65536});
+    const std::vector<std::int64_t> lengths{65536, 32768, 32768};
+    parallel.prepare({.h_q = 32, .h_kv = 8}, true, lengths);
     const auto stream = reinterpret_cast<Stream>(at(9));
     *capturing_ = captured;
     for (const bool backward : {false, true}) {
@@ -343,9 +348,9 @@ TEST_F(OverNccl, CallsOfAStepTakeTurnsOfTwoStreams) {
       stream_calls_().clear();
       comm_.calls.clear();
       if (backward) {
-        parallel.backward({x(1), x(2), x(3), x(4), lse, x(6)}, {x(7), x(8), x(9)}, stream);
+        parallel.backward({x(1, 32), x(2), x(3), x(4, 32), lse, x(6, 32)}, {x(7, 32), x(8), x(9)}, stream, lengths);
       } else {
-        parallel.forward({x(1), x(2), x(3)}, {x(4), lse}, stream);
+        parallel.forward({x(1, 32), x(2), x(3)}, {x(4, 32), lse}, stream, lengths);
       }
       std::vector<const void*> turns;
       for (const fake_driver::Launch& launch : launches_()) {

@@ -290,10 +290,15 @@ def test_plans_and_the_model():
 
     def work(communicator):
         one = parallel.ContextParallel(communicator, 16, "float32", scheme="ring", causal=True)
+        packed = parallel.ContextParallel(communicator, 16, "float32", scheme="ring", causal=True, varlen=True)
         plain, before = one.describe(**sizes), one.hash()
+        packed.set_speeds(flops=1, backward_flops=1)
+        lengths = {"lengths": [32, 8, 24]}
         one.set_speeds(flops=1, backward_flops=1)
         assert "exchange 0" in plain and "two lanes" not in plain
-        assert "two lanes" in one.describe(**sizes) and "two lanes" in one.describe(**sizes, backward=True)
+        for backward in (False, True):
+            assert "two lanes" in packed.describe(**sizes, backward=backward, **lengths)
+        assert packed.memory(**sizes, **lengths) == one.memory(**sizes)
         assert one.hash() != before
         times, memory = one.times(**sizes), one.memory(**sizes)
         assert times["forward"] > 1 and times["single"] > times["forward"]

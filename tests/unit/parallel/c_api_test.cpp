@@ -255,7 +255,7 @@ TEST_F(CAbiOfRanks, TakeATransportOfTheProgram) {
       const Transport& own = transports[static_cast<std::size_t>(rank)];
       EXPECT_EQ(problem.empty(), fails_at < 0) << problem;
       EXPECT_EQ(own.destroyed, 1);
-      EXPECT_EQ(own.exchanges, 1);
+      EXPECT_TRUE(own.exchanges == 1 || (fails_at >= 0 && own.exchanges == 0)) << own.exchanges;
       if (rank == 2 && fails_at == 0) {
         EXPECT_NE(problem.find("exchange of the program returned"), std::string::npos) << problem;
       }

@@ -61,6 +61,7 @@ class Parallel : public testing::TestWithParam<std::tuple<int, int>> {
     if (way.late) c.h_kv *= 3;
     c.h_q = 2 * c.h_kv;
     c.s_q = c.s_kv = 4 * ranks;
+    if (way.late) c.lengths = {8 * ranks, 0, 4 * ranks};
     return c;
   }
   /// Under sanitizers each case has one layout in turn, and in a thorough run all: they differ in what is whose row.
@@ -155,6 +156,7 @@ TEST_P(Parallel, Dropout) {
   ParallelCase c = usual(2);
   c.s_q = c.s_kv = 128;
   c.dropout = 0.25F;
+  if (!c.lengths.empty()) c.lengths = {256, 128};
   if (c.layout == ShardLayout::striped) {
     EXPECT_THROW(ContextParallel::create(c.config(), make_local_group(2)[0], c.layout), Error);
     return;
@@ -224,6 +226,7 @@ TEST(ParallelDelays, ChangeNoBit) {
     c.scheme = way.scheme;
     c.ulysses = way.ulysses;
     c.late = way.late;
+    if (way.late) c.lengths = {16, 8, 24};
     c.h_kv = 4;
     c.h_q = 4;
     c.dtype = DType::f32;

@@ -262,7 +262,7 @@ ContextParallelConfig ParallelCase::config() const {
 
 bool ParallelCase::expects_lanes() const {
   const int shared = scheme == Scheme::ulysses ? ranks : std::max(ulysses, 1);
-  return late && scheme == Scheme::ring && ranks > shared && h_kv / shared > 1;
+  return late && scheme == Scheme::ring && !lengths.empty() && ranks > shared && h_kv / shared > 1;
 }
 
 ContextShape ParallelCase::shape() const {
