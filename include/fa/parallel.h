@@ -88,11 +88,14 @@ typedef struct fa_transfer {
 /* A transport of the program's own. Its functions return FA_OK or another status, with which the call that needed them
  * fails (FA_CUDA); they are called by the threads that make calls, and `abort` by any.
  *
- * exchange: queues transfers as one group, behind what `stream` holds and behind earlier groups, and returns before
- * they are done, with the group's number, from 0 on. wait: what is queued on `stream` from now on comes behind that
- * group and all before it; on the host it returns when they are done. synchronize: returns when `stream` and all groups
- * have run. check: does not wait. abort: ends the communication of all ranks. destroy: nothing uses it any more; may be
- * NULL. */
+ *   exchange     queues transfers as one group, behind what `stream` holds and behind earlier groups. It returns before
+ *                they are done, with the group's number, from 0 on.
+ *   wait         what is queued on `stream` from now on comes behind that group and all before it. On the host it
+ *                returns when they are done.
+ *   synchronize  returns when `stream` and all groups have run.
+ *   check        says whether something has failed since. It does not wait.
+ *   abort        ends the communication of all ranks.
+ *   destroy      nothing uses the transport any more. May be NULL. */
 typedef struct fa_communicator_functions {
   uint32_t struct_size;
   int32_t rank;
@@ -173,7 +176,7 @@ FA_PARALLEL_C_API int fa_parallel_backward(fa_parallel* parallel, const fa_backw
 FA_PARALLEL_C_API int fa_parallel_prepare(fa_parallel* parallel, const fa_parallel_shape* shape, int32_t with_backward,
                                           const int64_t* lengths, uint64_t length_count);
 
-/* FA_INVALID_ARGUMENT on every rank, unless configuration and layout are the same on all. Waits. */
+/* FA_INVALID_ARGUMENT on every rank, unless configuration, layout and speeds are the same on all. Waits. */
 FA_PARALLEL_C_API int fa_parallel_check_agreement(fa_parallel* parallel, void* stream);
 
 /* Which scheme serves such calls: enum fa_scheme, and how many ranks share heads. */
@@ -206,7 +209,7 @@ typedef struct fa_scheme_time {
   double single; /* forward and backward of one GPU with all rows */
 } fa_scheme_time;
 
-/* What schemes are chosen by; before the first call. NULL: the library's own. */
+/* What schemes are chosen by: the same on all ranks, before the first call. NULL: the library's own. */
 FA_PARALLEL_C_API int fa_parallel_set_speeds(fa_parallel* parallel, const fa_cluster_speeds* speeds);
 
 /* As fa_parallel_scheme, with times. */
