@@ -226,7 +226,8 @@ class FA_PARALLEL_API ContextParallel {
   /// Packed batches (AttentionConfig::varlen): tensors are packed shards, and `lengths` are the whole lengths of the
   /// sequences, on the host, in which queries and keys are alike.
   ///
-  /// Stream: work is queued on `stream`, transfers on one of the communicator's; both meet again at the end. Calls of
+  /// Stream: work is queued on `stream`, some of it on another, transfers on one of the communicator's; all meet again
+  /// at the end. Calls of
   /// one ContextParallel run one after the other, on one stream at a time. Cost: sizes that are new are planned, and
   /// memory for them is taken; `prepare` does so beforehand. Prepared calls may be captured.
   ///
@@ -239,8 +240,8 @@ class FA_PARALLEL_API ContextParallel {
   /// Plans calls of these sizes of the whole, compiles their kernels and takes their memory.
   void prepare(const ContextShape& shape, bool with_backward, std::span<const std::int64_t> lengths = {});
 
-  /// Throws fa::Error(invalid_argument) on every rank unless configuration and layout are the same on all. All ranks
-  /// call it. It waits.
+  /// Throws fa::Error(invalid_argument) on every rank unless configuration, layout and speeds are the same on all. All
+  /// ranks call it. It waits.
   void check_agreement(Stream stream = nullptr);
 
   /// Which scheme serves calls of these sizes.
@@ -248,13 +249,13 @@ class FA_PARALLEL_API ContextParallel {
   ContextMemory memory(const ContextShape& shape, bool with_backward, std::span<const std::int64_t> lengths = {}) const;
   /// What this rank does in a forward, or a backward: one line an operation.
   std::string describe(const ContextShape& shape, bool backward, std::span<const std::int64_t> lengths = {}) const;
-  /// Of configuration and layout.
+  /// Of configuration, layout and speeds.
   std::uint64_t hash() const;
 
   const ContextParallelConfig& config() const noexcept;
   ShardLayout layout() const noexcept;
   Communicator& communicator() const noexcept;
-  /// What schemes are chosen by; before the first call.
+  /// What schemes are chosen by, and how a ring's calls are ordered: the same on all ranks, before the first call.
   void set_speeds(const ClusterSpeeds& speeds);
 
  private:

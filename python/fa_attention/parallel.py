@@ -20,7 +20,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence, TypeVar
 from . import _abi, _views, capi
 from ._library import Library, load
 
-__all__ = ["Communicator", "ContextParallel", "GRADIENTS", "LAYOUTS", "SCHEMES", "load_parallel", "shard", "unshard"]
+__all__ = ["Communicator", "ContextParallel", "GRADIENTS", "LAYOUTS", "SCHEMES", "load_parallel", "shard", "shard_rows", "unshard"]
 
 LAYOUTS = {"contiguous": 0, "zigzag": 1, "striped": 2}
 SCHEMES = {"automatic": 0, "ring": 1, "all_gather": 2, "ulysses": 3}
@@ -48,6 +48,23 @@ class _ShardCopy(_abi.Struct):
                 ("device", _abi.Device), ("reserved", ctypes.c_uint32)]
 
 
+_SPEEDS = ("flops", "backward_flops", "link", "network", "latency", "launch", "memory")
+
+
+class _Speeds(_abi.Struct):
+    _fields_ = [("struct_size", ctypes.c_uint32), ("ranks_of_node", ctypes.c_int32), *[(name, ctypes.c_double) for name in _SPEEDS]]
+
+
+class _Time(_abi.Struct):
+    _fields_ = [("struct_size", ctypes.c_uint32), *[(name, ctypes.c_int32) for name in ("scheme", "ulysses", "reserved")],
+                *[(name, ctypes.c_double) for name in ("forward", "backward", "single")]]
+
+
+class _Memory(_abi.Struct):
+    _fields_ = [("struct_size", ctypes.c_uint32), ("reserved", ctypes.c_uint32),
+                *[(name, ctypes.c_uint64) for name in ("shard_kv", "kv_in_flight", "scratch")]]
+
+
 _LENGTHS = [ctypes.c_void_p, ctypes.c_uint64]
 _P = ctypes.c_void_p
 _FUNCTIONS: dict[str, list[Any]] = {
@@ -63,6 +80,12 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "fa_parallel_prepare": [_P, _P, ctypes.c_int32, *_LENGTHS],
     "fa_parallel_check_agreement": [_P, _P],
     "fa_parallel_scheme": [_P, _P, *_LENGTHS, _P, _P],
+    "fa_parallel_set_speeds": [_P, _P],
+    "fa_parallel_scheme_time": [_P, _P, *_LENGTHS, _P],
+    "fa_parallel_memory": [_P, _P, ctypes.c_int32, *_LENGTHS, _P],
+    "fa_parallel_describe": [_P, _P, ctypes.c_int32, *_LENGTHS, _P, ctypes.c_uint64, _P],
+    "fa_parallel_hash": [_P, _P],
+    "fa_shard_rows": [ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, *_LENGTHS, _P, ctypes.c_uint64, _P],
     "fa_shard": [_P, _P, _P, _P],
     "fa_unshard": [_P, _P, _P, _P],
 }
@@ -262,6 +285,58 @@ class ContextParallel:
         self.lib.call("fa_parallel_scheme", self.handle, ctypes.addressof(shape), *_lengths(lengths),
                       ctypes.addressof(scheme), ctypes.addressof(ulysses))
         return next(name for name, number in SCHEMES.items() if number == scheme.value), ulysses.value
+
+    def set_speeds(self, **speeds: float) -> None:
+        """What schemes are chosen by, before the first call: flops, backward_flops, link, network, latency, launch, memory and
+        ranks_of_node (docs/scale.md). The same on every rank."""
+        known = (*_SPEEDS, "ranks_of_node")
+        for name in speeds:
+            if name not in known:
+                raise ValueError(f"{name!r} is no speed: accepted are {', '.join(known)}")
+        given = _Speeds(**speeds)
+        self.lib.call("fa_parallel_set_speeds", self.handle, ctypes.addressof(given))
+
+    def times(self, b: int, h_q: int, h_kv: int, s_q: int, s_kv: int, lengths: Sequence[int] = ()) -> dict[str, float]:
+        """Seconds of forward and backward by the model, and of both on one GPU ("single")."""
+        shape, time = _Shape(b=b, h_q=h_q, h_kv=h_kv, s_q=s_q, s_kv=s_kv), _Time()
+        self.lib.call("fa_parallel_scheme_time", self.handle, ctypes.addressof(shape), *_lengths(lengths), ctypes.addressof(time))
+        return {name: getattr(time, name) for name in ("forward", "backward", "single")}
+
+    def memory(self, b: int, h_q: int, h_kv: int, s_q: int, s_kv: int, with_backward: bool = True,
+               lengths: Sequence[int] = ()) -> dict[str, int]:
+        """Bytes of a rank: its own K and V ("shard_kv"), those of other ranks ("kv_in_flight"), and all scratch ("scratch")."""
+        shape, memory = _Shape(b=b, h_q=h_q, h_kv=h_kv, s_q=s_q, s_kv=s_kv), _Memory()
+        self.lib.call("fa_parallel_memory", self.handle, ctypes.addressof(shape), int(with_backward), *_lengths(lengths),
+                      ctypes.addressof(memory))
+        return {name: getattr(memory, name) for name in ("shard_kv", "kv_in_flight", "scratch")}
+
+    def describe(self, b: int, h_q: int, h_kv: int, s_q: int, s_kv: int, backward: bool = False,
+                 lengths: Sequence[int] = ()) -> str:
+        """What this rank does, one line an operation."""
+        shape, length = _Shape(b=b, h_q=h_q, h_kv=h_kv, s_q=s_q, s_kv=s_kv), ctypes.c_uint64()
+        arguments = (self.handle, ctypes.addressof(shape), int(backward), *_lengths(lengths))
+        self.lib.call("fa_parallel_describe", *arguments, None, 0, ctypes.addressof(length))
+        text = ctypes.create_string_buffer(length.value + 1)
+        self.lib.call("fa_parallel_describe", *arguments, text, len(text), ctypes.addressof(length))
+        return text.value.decode()
+
+    def hash(self) -> int:
+        """Of configuration, layout and speeds: what `check_agreement` compares."""
+        value = ctypes.c_uint64()
+        self.lib.call("fa_parallel_hash", self.handle, ctypes.addressof(value))
+        return value.value
+
+
+def shard_rows(ranks: int, rank: int, lengths: Sequence[int], layout: str = "zigzag") -> list[int]:
+    """Which rows of sequences of these lengths a rank has, in the order of its shard."""
+    library, number = load_parallel(), _number("layout", LAYOUTS, layout)
+    array, count = _lengths(lengths)
+    found = ctypes.c_uint64()
+    arguments = (number, int(ranks), int(rank), array, count)
+    library.call("fa_shard_rows", *arguments, None, 0, ctypes.addressof(found))
+    rows = (ctypes.c_int64 * found.value)()
+    library.call("fa_shard_rows", *arguments, rows, found.value, ctypes.addressof(found))
+    return list(rows)
 
 
 def _copy(name: str, first: Any, second: Any, ranks: int, rank: int, layout: str, lengths: Sequence[int], statistics: bool,

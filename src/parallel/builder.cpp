@@ -143,16 +143,45 @@ int Builder::hold(std::vector<PlanTransfer> transfers) {
 }
 
 int Builder::exchange(std::vector<PlanTransfer> transfers) {
+  return exchange_behind(forked_ ? 3 : 1, std::move(transfers));
+}
+
+int Builder::exchange_of_lane() {
+  return exchange_behind(1U << lane_, {});
+}
+
+int Builder::exchange_behind(unsigned lanes, std::vector<PlanTransfer> transfers) {
   transfers.insert(transfers.end(), held_.begin(), held_.end());
   held_.clear();
-  if (!transfers.empty()) add(Exchange{plan_.exchanges++, std::move(transfers)});
+  if (!transfers.empty()) add(Exchange{plan_.exchanges++, std::move(transfers), lanes});
   return last_exchange();
 }
 
 void Builder::wait(int number) {
-  if (number <= waited_) return;
+  int& waited = waited_[lane_];
+  if (number <= waited) return;
   add(Wait{number});
-  waited_ = number;
+  waited = number;
+}
+
+void Builder::fork() {
+  add(Fork{});
+  forked_ = true;
+  waited_[1] = waited_[0];
+}
+
+void Builder::lane(int number) {
+  if (!forked_ || number == lane_) return;
+  add(Lane{number});
+  lane_ = number;
+}
+
+void Builder::join() {
+  if (!forked_) return;
+  add(Join{});
+  forked_ = false;
+  lane_ = 0;
+  waited_[0] = std::max(waited_[0], waited_[1]);
 }
 
 std::vector<Call> calls_of(const Builder& builder, const Local& local, const KeyTensors& keys,
@@ -194,11 +223,10 @@ void add_forward(Builder& builder, std::vector<Call> calls, RowSet& written) {
     for (const Block& block : call.blocks) {
       if (!accumulates) break;
       for (const auto& [from, to] : written.missing(block.row, block.row + block.rows)) {
-        for (Region region : {call.o, call.lse}) {
-          region.row = from;
-          region.rows = to - from;
-          builder.add(Clear{region});
-        }
+        Region region = call.lse;  // without keys, whatever o holds
+        region.row = from;
+        region.rows = to - from;
+        builder.add(Clear{region});
       }
     }
     for (const Block& block : call.blocks) written.add(block.row, block.row + block.rows);

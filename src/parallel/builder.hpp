@@ -60,20 +60,31 @@ class Builder {
   }
 
   void add(Op op) { plan_.ops.push_back(std::move(op)); }
-  /// The exchange's number, or that of the last one where there is nothing to transfer; -1: none.
+  /// The exchange's number, or that of the last one where there is nothing to transfer; -1: none. It begins behind both
+  /// lanes.
   int exchange(std::vector<PlanTransfer> transfers);
+  /// Behind the present lane alone.
+  int exchange_of_lane();
   /// Leaves transfers to the next exchange, behind its own: one group runs beside the calls that follow, where a second
   /// would wait for the first. That exchange's number, or that of the last one where there is nothing to transfer.
   int hold(std::vector<PlanTransfer> transfers);
+  /// Of the present lane.
   void wait(int number);
+  void fork();
+  void lane(int number);
+  void join();
   int last_exchange() const noexcept { return plan_.exchanges - 1; }
   Plan take() { return std::move(plan_); }
 
  private:
   const Problem& problem_;
   Plan plan_;
+  int exchange_behind(unsigned lanes, std::vector<PlanTransfer> transfers);
+
   std::vector<PlanTransfer> held_;
-  int waited_ = -1;
+  int waited_[2] = {-1, -1};
+  int lane_ = 0;
+  bool forked_ = false;
 };
 
 /// The tensors that a call reads keys from, and the first of the heads that it is about.

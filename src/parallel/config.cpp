@@ -182,11 +182,10 @@ std::uint64_t hash_of(const ContextParallelConfig& config, ShardLayout layout, c
         std::int64_t{attention.varlen}, std::int64_t{attention.deterministic}}) {
     add(value);
   }
-  if (config.scheme == Scheme::automatic) {  // which they choose
-    for (const double speed : {speeds.flops, speeds.backward_flops, speeds.link, speeds.network, speeds.latency,
-                               speeds.launch, speeds.memory, double(speeds.ranks_of_node)}) {
-      add(std::bit_cast<std::int64_t>(speed));
-    }
+  // They choose the scheme, and which heads of a ring's own keys come last.
+  for (const double speed : {speeds.flops, speeds.backward_flops, speeds.link, speeds.network, speeds.latency,
+                             speeds.launch, speeds.memory, double(speeds.ranks_of_node)}) {
+    add(std::bit_cast<std::int64_t>(speed));
   }
   add(std::bit_cast<std::int32_t>(attention.dropout));
   add(attention.scale.has_value() ? std::int64_t{std::bit_cast<std::int32_t>(*attention.scale)}

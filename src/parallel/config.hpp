@@ -17,9 +17,12 @@ void check_config(const ContextParallelConfig& config, ShardLayout layout, int r
 Problem problem_of(const ContextParallelConfig& config, ShardLayout layout, int ranks, const ContextShape& shape,
                    std::span<const std::int64_t> lengths, const SchemeTime& scheme);
 
-/// The same for every choice of configuration and layout that changes what ranks transfer or compute; of speeds, where
-/// these choose the scheme.
+/// The same for every choice of configuration, layout and speeds that changes what ranks transfer or compute.
 std::uint64_t hash_of(const ContextParallelConfig& config, ShardLayout layout, const ClusterSpeeds& speeds);
+
+/// Of a ring over packed batches the heads whose own keys come last, where transfers are a small part of the time:
+/// calls of many lengths end unevenly, and one call fills the end of another.
+void set_late_heads(Problem& problem, std::size_t element_size, const ClusterSpeeds& speeds);
 
 /// A configuration's times, for these lengths (docs/scale.md).
 std::vector<SchemeTime> scheme_times(const ContextParallelConfig& config, ShardLayout layout, const ContextShape& shape,

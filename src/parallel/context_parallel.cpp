@@ -124,8 +124,7 @@ class ContextParallel::Impl {
 
   Problem problem(const ContextShape& shape, std::span<const std::int64_t> lengths) const {
     const std::vector<std::int64_t> checked = checked_lengths(lengths);
-    return problem_of(config_, layout_, communicator_->size(), whole_shape(shape, checked), checked,
-                      scheme(shape, lengths));
+    return planned_problem(whole_shape(shape, checked), checked);
   }
 
   ContextMemory memory(const ContextShape& shape, bool with_backward, std::span<const std::int64_t> lengths) const {
@@ -174,6 +173,14 @@ class ContextParallel::Impl {
   };
   using Key = std::tuple<bool, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
                          std::vector<std::int64_t>, bool, bool, bool>;
+
+  Problem planned_problem(const ContextShape& shape, const std::vector<std::int64_t>& lengths) const {
+    const int ranks = communicator_->size();
+    Problem problem = problem_of(config_, layout_, ranks, shape, lengths,
+                                 scheme_times(config_, layout_, shape, lengths, ranks, speeds_).front());
+    set_late_heads(problem, size_of(own()), speeds_);
+    return problem;
+  }
 
   DType own() const noexcept { return config_.attention.dtype; }
   DType wide() const noexcept { return own() == DType::f64 ? DType::f64 : DType::f32; }
@@ -342,9 +349,7 @@ class ContextParallel::Impl {
       return found->second;
     }
     drop_plans();
-    Problem problem =
-        problem_of(config_, layout_, communicator_->size(), s, call.lengths,
-                   scheme_times(config_, layout_, s, call.lengths, communicator_->size(), speeds_).front());
+    Problem problem = planned_problem(s, call.lengths);
     problem.dense_kv = call.dense_kv;
     problem.dlse = call.has_dlse;
     problem.sink = config_.attention.sink && (!backward || call.has_sink_gradient);

@@ -47,7 +47,9 @@ class Describer {
   }
   void say(const AddSink& op) { out_ << "add sinks to " << name(op.o) << "\n"; }
   void say(const Exchange& op) {
-    out_ << "exchange " << op.number << ":";
+    out_ << "exchange " << op.number;
+    if (op.lanes != 1) out_ << " behind " << (op.lanes == 3 ? "both lanes" : "lane 1");
+    out_ << ":";
     for (const PlanTransfer& transfer : op.transfers) {
       out_ << (transfer.sends ? " to " : " from ") << transfer.peer << " " << name(transfer.region) << ";";
     }
@@ -57,6 +59,9 @@ class Describer {
   void say(const Forward& op) { say_call(op.accumulate ? "forward, adding," : "forward", op.call); }
   void say(const Backward& op) { say_call("backward", op.call); }
   void say(const SinkGradient& op) { out_ << "gradient of sinks to " << name(op.dsink) << "\n"; }
+  void say(const Fork&) { out_ << "two lanes\n"; }
+  void say(const Lane& op) { out_ << "lane " << op.number << ":\n"; }
+  void say(const Join&) { out_ << "one lane\n"; }
   void say(const TakeSink& op) { out_ << "copy " << name(op.from) << " to dsink\n"; }
 
   const Plan& plan_;

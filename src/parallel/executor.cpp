@@ -144,11 +144,16 @@ class Run {
         given_(given),
         context_(context),
         scratch_(static_cast<std::byte*>(scratch)),
-        stream_(stream) {
+        stream_(stream),
+        streams_{stream, nullptr} {
     bool fits = true;
     for (const TensorView& view : given) fits = fits && (view.rank != 4 || view.shape[3] == 1 || rows_aligned(view));
-    if (fits && executor.workspace_size_ > 0) {
-      workspace_ = {scratch_ + (executor.scratch_size_ - executor.workspace_size_), executor.workspace_size_};
+    if (!fits) return;
+    std::size_t offset = executor.scratch_size_;
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      const std::size_t size = executor.workspace_sizes_[lane];
+      offset -= size;
+      if (size > 0) workspaces_[lane] = {scratch_ + offset, size};
     }
   }
 
@@ -159,6 +164,7 @@ class Run {
         std::visit([this](const auto& op) { this->run(op); }, ops[index_]);
       }
     } catch (const std::exception& problem) {
+      if (is_forked_) follow_quietly();
       if (!groups_.empty()) communicator_.abort("rank " + std::to_string(communicator_.rank()) + ": " + problem.what());
       throw;
     }
@@ -181,9 +187,9 @@ class Run {
     return part_of(whole, region);
   }
 
-  void run(const Copy& op) { executor_.memory_.copy(view(op.to), view(op.from), stream_); }
+  void run(const Copy& op) { executor_.memory_.copy(view(op.to), view(op.from), on()); }
 
-  void run(const Clear& op) { executor_.memory_.clear(view(op.to), is_log_sum(op.to), stream_); }
+  void run(const Clear& op) { executor_.memory_.clear(view(op.to), is_log_sum(op.to), on()); }
   /// Not gradients of sinks.
   bool is_log_sum(const Region& region) const {
     const PlanTensor& tensor = executor_.plan_.tensors[static_cast<std::size_t>(region.tensor)];
@@ -199,16 +205,16 @@ class Run {
     while (rest.size() > MergeInputs::kMaxListed) {
       const auto some = rest.first(MergeInputs::kMaxListed);
       const TensorView into = some.front().o;
-      attention().merge({.states = some, .sum = true}, {into}, stream_);
+      attention().merge({.states = some, .sum = true}, {into}, on());
       rest = rest.subspan(MergeInputs::kMaxListed - 1);
       rest.front().o = into;
     }
-    attention().merge({.states = rest, .sum = true}, {to}, stream_);
+    attention().merge({.states = rest, .sum = true}, {to}, on());
   }
 
   void run(const AddSink& op) {
     const AttentionState state{view(op.o), statistic(view(op.lse), false)};
-    attention().merge({.states = std::span(&state, 1), .sink = context_.sink}, {state.o, state.lse}, stream_);
+    attention().merge({.states = std::span(&state, 1), .sink = context_.sink}, {state.o, state.lse}, on());
   }
 
   void run(const Exchange& op) {
@@ -217,14 +223,48 @@ class Run {
       const TensorView tensor = view(planned.region);
       transfers.push_back({planned.sends, planned.peer, tensor.data, tensor.elements(), tensor.dtype});
     }
-    groups_.push_back(communicator_.exchange(transfers, stream_));
+    groups_.push_back(communicator_.exchange(transfers, gathered(op.lanes)));
     // A forward that fills the GPU at once would let transfers wait until it ends.
-    const bool fills =
-        index_ + 1 < executor_.plan_.ops.size() && std::holds_alternative<Forward>(executor_.plan_.ops[index_ + 1]);
-    if (fills) executor_.memory_.pause(stream_);
+    std::size_t next = index_ + 1, lane = lane_;
+    const std::vector<Op>& ops = executor_.plan_.ops;
+    for (; next < ops.size() && std::holds_alternative<Lane>(ops[next]); ++next) {
+      lane = static_cast<std::size_t>(std::get<Lane>(ops[next]).number);
+    }
+    if (next < ops.size() && std::holds_alternative<Forward>(ops[next])) executor_.memory_.pause(streams_[lane]);
   }
 
-  void run(const Wait& op) { communicator_.wait(groups_[static_cast<std::size_t>(op.number)], stream_); }
+  /// A stream that has come to what these lanes hold.
+  Stream gathered(unsigned lanes) const {
+    if (!is_forked_) return stream_;
+    if (lanes != 3) return streams_[lanes == 2 ? 1 : 0];
+    const Stream both = executor_.memory_.lane(1);
+    for (const Stream lane : streams_) executor_.memory_.follow(both, lane);
+    return both;
+  }
+
+  void run(const Wait& op) { communicator_.wait(groups_[static_cast<std::size_t>(op.number)], on()); }
+
+  void run(const Fork&) {
+    streams_[1] = executor_.memory_.lane(0);
+    executor_.memory_.follow(streams_[1], stream_);
+    is_forked_ = true;
+  }
+  void run(const Lane& op) { lane_ = static_cast<std::size_t>(op.number); }
+  void run(const Join&) {
+    executor_.memory_.follow(stream_, streams_[1]);
+    is_forked_ = false;
+    lane_ = 0;
+  }
+  /// What a call that fails has queued is over when the caller's stream is.
+  void follow_quietly() const noexcept {
+    try {
+      executor_.memory_.follow(stream_, streams_[1]);
+    } catch (const Error&) {  // the failure before it is told
+    }
+  }
+
+  Stream on() const noexcept { return streams_[lane_]; }
+  const Workspace& workspace() const noexcept { return workspaces_[lane_]; }
 
   template <class Inputs>
   void set_common(const Call& call, Inputs& inputs) const {
@@ -261,7 +301,7 @@ class Run {
     set_common(op.call, inputs);
     const TensorView o = op.call.packed ? packed(view(op.call.o)) : view(op.call.o);
     const ForwardOutputs outputs{o, statistic(view(op.call.lse), op.call.packed)};
-    bounded(inputs, [&] { attention().forward(inputs, outputs, stream_, workspace_); });
+    bounded(inputs, [&] { attention().forward(inputs, outputs, on(), workspace()); });
   }
 
   /// Kernels that cannot be bounded take all multiprocessors: transfers wait for them then.
@@ -289,7 +329,7 @@ class Run {
     inputs.dout = given(op.dout);
     if (op.dlse.heads > 0) inputs.dlse = statistic(view(op.dlse), op.call.packed);
     const BackwardOutputs outputs{given(op.dq), given(op.dk), given(op.dv)};
-    bounded(inputs, [&] { attention().backward(inputs, outputs, stream_, workspace_); });
+    bounded(inputs, [&] { attention().backward(inputs, outputs, on(), workspace()); });
   }
 
   void run(const SinkGradient& op) {
@@ -305,7 +345,7 @@ class Run {
     BackwardOutputs outputs;
     const TensorView sums = view(op.dsink);
     outputs.dsink = TensorView(sums.data, sums.dtype, {executor_.problem_.h_q});
-    attention().backward(inputs, outputs, stream_, workspace_);
+    attention().backward(inputs, outputs, on(), workspace());
   }
 
   void run(const TakeSink& op) {
@@ -313,7 +353,7 @@ class Run {
     TensorView source = to;
     source.data = from.data;
     source.strides = {0, 0, 1, 1};
-    executor_.memory_.copy(to, source, stream_);
+    executor_.memory_.copy(to, source, on());
   }
 
   const Executor& executor_;
@@ -322,7 +362,10 @@ class Run {
   const CallContext& context_;
   std::byte* scratch_;
   Stream stream_;
-  Workspace workspace_{};
+  Stream streams_[kLanes];  ///< of lanes
+  Workspace workspaces_[kLanes]{};
+  std::size_t lane_ = 0;
+  bool is_forked_ = false;
   std::vector<std::uint64_t> groups_;
   std::size_t index_ = 0;
 };
@@ -369,7 +412,7 @@ void Executor::prepare(Attentions& attentions, const CallContext& context) {
   std::vector<std::int32_t> lengths;
   lengths_of_.assign(plan_.ops.size(), 0);
   attention_of_.assign(plan_.ops.size(), nullptr);
-  std::size_t workspace = 0;
+  std::size_t workspaces[kLanes] = {}, lane = 0;
   const auto add_lengths = [&](std::size_t op, const Call& call) {
     if (!call.packed) return;
     lengths_of_[op] = lengths.size() * sizeof(std::int32_t);
@@ -398,11 +441,13 @@ void Executor::prepare(Attentions& attentions, const CallContext& context) {
     return attention;
   };
   for (std::size_t i = 0; i < plan_.ops.size(); ++i) {
+    if (const auto* const next = std::get_if<Lane>(&plan_.ops[i])) lane = static_cast<std::size_t>(next->number);
+    if (std::holds_alternative<Join>(plan_.ops[i])) lane = 0;
     if (const auto* const forward = std::get_if<Forward>(&plan_.ops[i])) {
       const Attention& attention = attentions.of_call(forward->call, forward->accumulate, false);
       for (const AttentionShape& shape : shapes_of(forward->call, context)) {
         attention.prepare(shape);
-        workspace = std::max(workspace, attention.workspace_size(shape));
+        workspaces[lane] = std::max(workspaces[lane], attention.workspace_size(shape));
       }
       attention_of_[i] = &attention;
       add_lengths(i, forward->call);
@@ -410,7 +455,7 @@ void Executor::prepare(Attentions& attentions, const CallContext& context) {
       const Attention& attention = attentions.of_call(backward->call, false, true);
       for (const AttentionShape& shape : shapes_of(backward->call, context)) {
         attention.prepare_backward(shape);
-        workspace = std::max(workspace, attention.backward_workspace_size(shape));
+        workspaces[lane] = std::max(workspaces[lane], attention.backward_workspace_size(shape));
       }
       attention_of_[i] = &attention;
       add_lengths(i, backward->call);
@@ -428,7 +473,7 @@ void Executor::prepare(Attentions& attentions, const CallContext& context) {
                                  .s_kv = 0,
                                  .gradients = {.dq = false, .dk = false, .dv = false}};
       attention.prepare_backward(shape);
-      workspace = std::max(workspace, attention.backward_workspace_size(shape));
+      workspaces[lane] = std::max(workspaces[lane], attention.backward_workspace_size(shape));
       attention_of_[i] = &attention;
     }
   }
@@ -439,8 +484,11 @@ void Executor::prepare(Attentions& attentions, const CallContext& context) {
     beside_.push_back({under_way > waited});
   }
   if (plan_.exchanges > 0) memory_.load_pause();
-  workspace_size_ = aligned(workspace);
-  scratch_size_ += workspace_size_;
+  if (plan_.has_lanes()) memory_.load_lanes();
+  for (std::size_t i = 0; i < kLanes; ++i) {
+    workspace_sizes_[i] = aligned(workspaces[i]);
+    scratch_size_ += workspace_sizes_[i];
+  }
   if (lengths.empty()) return;
   lengths_ = Buffer(memory_, lengths.size() * sizeof(std::int32_t));
   memory_.upload(lengths_.at(0), lengths.data(), lengths.size() * sizeof(std::int32_t));

@@ -78,8 +78,8 @@ class Executor {
   const AttentionConfig& config_;
   Memory& memory_;
   std::vector<std::size_t> offsets_;  ///< of scratch tensors
-  std::size_t scratch_size_ = 0;      ///< with the workspace, which is last
-  std::size_t workspace_size_ = 0;
+  std::size_t scratch_size_ = 0;      ///< with the workspaces, which are last
+  std::size_t workspace_sizes_[kLanes] = {};
   std::vector<const Attention*> attention_of_;  ///< by operation, where it has one
   Buffer lengths_;                              ///< cu_seqlens of packed calls
   std::vector<Flag> beside_;                    ///< by operation: transfers are under way, or follow it at once

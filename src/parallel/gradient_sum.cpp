@@ -127,15 +127,18 @@ void GradientSum::settle(int tensor, const Area& where) {
   join_neighbours();
 }
 
-Region GradientSum::part(const Region& of) {
+Region GradientSum::part(const Region& of, bool prefers_second) {
   const Area where = area_of(of);
-  int place = places_.first;
+  const auto at = [this](bool second) {
+    return second ? made(places_.second, Element::own, " of a call") : places_.first;
+  };
+  int place = at(prefers_second);
   if (holds(place, where)) {
-    place = made(places_.second, Element::own, " of a call");
+    place = at(!prefers_second);
     if (holds(place, where)) {
       // Both are taken: the sum of both frees both.
       settle(place, where);
-      if (!holds(places_.first, where)) place = places_.first;
+      if (!holds(at(prefers_second), where)) place = at(prefers_second);
     }
   }
   Region region = of;

@@ -23,8 +23,9 @@ class GradientSum {
   GradientSum(Builder& builder, std::string name, Places places)
       : builder_(builder), name_(std::move(name)), places_(places) {}
 
-  /// Where a call leaves its part of these heads and rows. What was there has been summed by then.
-  Region part(const Region& of);
+  /// Where a call leaves its part of these heads and rows: in the first place that is free, or the second if that is
+  /// preferred. What was there has been summed by then.
+  Region part(const Region& of, bool prefers_second = false);
   /// The call has written there.
   void add(const Region& part) { add_term(part, part.tensor); }
   /// All rows of these heads have a part in a tensor of the same shape.

@@ -71,6 +71,9 @@ class HostMemory final : public Memory {
   void download(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
   void load_pause() override {}
   void pause(Stream) override {}
+  void load_lanes() override {}
+  Stream lane(int) const override { return nullptr; }
+  void follow(Stream, Stream) override {}
   bool is_capturing(Stream) const override { return false; }
   int multiprocessors() const noexcept override { return 0; }
 };
@@ -78,6 +81,16 @@ class HostMemory final : public Memory {
 class CudaMemory final : public Memory {
  public:
   explicit CudaMemory(Device device) : context_(device) {}
+  ~CudaMemory() override {
+    // Queued work keeps what it needs; CUDA may be gone already when this runs at exit.
+    const CudaScope scope(context_);
+    if (event_ != nullptr) cuda().cuEventDestroy(event_);
+    for (CUstream const lane : lanes_) {
+      if (lane != nullptr) cuda().cuStreamDestroy(lane);
+    }
+  }
+  CudaMemory(const CudaMemory&) = delete;
+  CudaMemory& operator=(const CudaMemory&) = delete;
 
   void* allocate(std::size_t bytes) override {
     const CudaScope scope(context_);
@@ -153,6 +166,20 @@ class CudaMemory final : public Memory {
     const CudaScope scope(context_);
     pause_.queue(stream);
   }
+  void load_lanes() override {
+    const CudaScope scope(context_);
+    if (event_ == nullptr) cuda_check(cuda().cuEventCreate(&event_, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+    for (CUstream& lane : lanes_) {
+      if (lane != nullptr) continue;
+      cuda_check(cuda().cuStreamCreateWithPriority(&lane, CU_STREAM_NON_BLOCKING, 0), "cuStreamCreateWithPriority");
+    }
+  }
+  Stream lane(int number) const override { return lanes_[static_cast<std::size_t>(number)]; }
+  void follow(Stream stream, Stream other) override {
+    const CudaScope scope(context_);
+    cuda_check(cuda().cuEventRecord(event_, other), "cuEventRecord");
+    cuda_check(cuda().cuStreamWaitEvent(stream, event_, 0), "cuStreamWaitEvent");
+  }
   bool is_capturing(Stream stream) const override {
     const CudaScope scope(context_);
     return cuda_is_capturing(stream);
@@ -170,6 +197,8 @@ class CudaMemory final : public Memory {
 
   CudaContext context_;
   Pause pause_;
+  std::array<CUstream, 2> lanes_{};
+  CUevent event_ = nullptr;
 };
 
 }  // namespace

@@ -29,6 +29,12 @@ class Memory {
   virtual void load_pause() = 0;
   /// Some microseconds of `stream` in which others come first.
   virtual void pause(Stream stream) = 0;
+  /// Makes the streams that `lane` has; outside of captures.
+  virtual void load_lanes() = 0;
+  /// Streams beside a caller's, by number, 0 and 1. None on the host.
+  virtual Stream lane(int number) const = 0;
+  /// What is queued on `stream` from now on comes behind what `other` holds.
+  virtual void follow(Stream stream, Stream other) = 0;
   virtual bool is_capturing(Stream stream) const = 0;
   virtual int multiprocessors() const noexcept = 0;  ///< 0 on the host
 };

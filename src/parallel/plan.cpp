@@ -1,5 +1,6 @@
 #include "parallel/plan.hpp"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -194,6 +195,10 @@ std::int64_t Plan::scratch_elements(Element element) const {
   return elements;
 }
 
+bool Plan::has_lanes() const noexcept {
+  return std::ranges::any_of(ops, [](const Op& op) { return std::holds_alternative<Fork>(op); });
+}
+
 std::int64_t Plan::kv_in_flight() const {
   std::int64_t elements = 0;
   for (const PlanTensor& tensor : tensors) elements += tensor.is_kv_in_flight ? tensor.elements() : 0;
@@ -216,6 +221,9 @@ void check(const Problem& problem) {
                   "a multiple of the " + std::to_string(problem.ulysses) + " ranks that share heads");
   }
   const std::int64_t heads = problem.h_kv / problem.ulysses;
+  for (const std::int64_t late : {problem.late_heads, problem.late_gradient_heads}) {
+    if (late < 0 || (late > 0 && late >= heads)) throw_internal("heads of a rank's own keys that come last");
+  }
   if (problem.head_groups < 1 || heads % problem.head_groups != 0) {
     throw_invalid("head_groups", problem.head_groups,
                   "a divisor of the " + std::to_string(heads) + " KV heads of a rank");

@@ -75,9 +75,10 @@ struct PlanTransfer {
 struct Exchange {
   int number = 0;  ///< from 0 on, in order
   std::vector<PlanTransfer> transfers;
+  unsigned lanes = 1;  ///< it begins when the operations so far of these have run: bit i, lane i
 };
 
-/// What follows comes behind exchange `number` and all before it.
+/// What follows on its lane comes behind exchange `number` and all before it.
 struct Wait {
   int number = 0;
 };
@@ -115,10 +116,25 @@ struct TakeSink {
   Region to, from;
 };
 
-using Op = std::variant<Copy, Clear, Sum, AddSink, Exchange, Wait, Forward, Backward, SinkGradient, TakeSink>;
+/// Two lanes from here on: lane 1 begins behind what lane 0 has, and runs beside it.
+struct Fork {};
 
-/// What one rank does, in order. Operations run one after the other on the caller's stream, exchanges likewise on a
-/// stream of their own. An exchange begins when the operations before it have run.
+inline constexpr int kLanes = 2;
+
+/// The operations that follow are of this lane.
+struct Lane {
+  int number = 0;
+};
+
+/// One lane again, lane 0, behind all of both.
+struct Join {};
+
+using Op = std::variant<Copy, Clear, Sum, AddSink, Exchange, Wait, Forward, Backward, SinkGradient, TakeSink, Fork,
+                        Lane, Join>;
+
+/// What one rank does, in order. Operations of a lane run one after the other: of lane 0 on the caller's stream, of
+/// lane 1 on another. Exchanges run likewise on a stream of their own. The order of all is one in which they could run
+/// alone.
 struct Plan {
   std::vector<PlanTensor> tensors;  ///< the caller's first
   std::vector<Op> ops;
@@ -127,6 +143,7 @@ struct Plan {
   std::int64_t scratch_elements(Element element) const;
   /// Of keys and values of other ranks, in elements.
   std::int64_t kv_in_flight() const;
+  bool has_lanes() const noexcept;
 };
 
 Plan forward_plan(const Problem& problem, int rank);

@@ -16,6 +16,10 @@ struct Problem {
   int ulysses = 1;               ///< ranks that share heads, next to each other; divides `ranks`
   int head_groups = 1;           ///< all_gather: how many pieces K and V come in; divides the KV heads of a rank
   bool wide_gradients = true;    ///< dK and dV travel in f32, not in the dtype
+  /// Ring: of so many of a rank's KV heads, the last ones, its own keys are computed behind those of all other ranks.
+  /// 0: of none, and a step is one call. Else a step has two, of these heads and of the others, which run side by side.
+  std::int64_t late_heads = 0;
+  std::int64_t late_gradient_heads = 0;  ///< likewise of backward
 
   std::int64_t b = 1;
   std::int64_t h_q = 1;

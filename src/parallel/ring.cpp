@@ -27,6 +27,20 @@ std::vector<int> reach_of(const Problem& problem, const Local& local) {
   return reach;
 }
 
+/// KV heads that calls of a step have, and the lane of these.
+struct Share {
+  std::int64_t head = 0, heads = 0;
+  int lane = 0;
+};
+
+/// Of every step: the heads whose own keys come last, and then the others. Their calls take turns, so that the last
+/// thread blocks of one and the first of the next share the GPU.
+std::vector<Share> shares_of(const Local& local, std::int64_t late) {
+  const std::int64_t early = local.h_kv - late;
+  if (late == 0 || local.size() == 1) return {{0, local.h_kv, 0}};
+  return {{early, late, 1}, {0, early, 0}};
+}
+
 /// The way of K and V around the ring, of two buffers.
 class Ring {
  public:
@@ -76,10 +90,13 @@ class Ring {
     exchange_ = builder_.exchange(std::move(transfers));
   }
 
-  /// The keys that send_on has asked for.
-  void take(int hops) {
+  /// The keys that send_on has asked for, on the lanes of these.
+  void take(int hops, std::span<const Share> shares) {
     if (!comes_) return;
-    builder_.wait(exchange_);
+    for (const Share& share : shares) {
+      builder_.lane(share.lane);
+      builder_.wait(exchange_);
+    }
     held_ = buffers_[hops % 2];
   }
 
@@ -142,11 +159,15 @@ class GradientRing {
   /// Where a call of step `hops` writes.
   Region part(int hops, const Region& keys, bool is_dv) { return sums(hops)[is_dv ? 1 : 0].part(keys); }
 
-  /// Before the calls of a step.
-  void begin(int hops) {
+  /// Before the calls of a step, which are on the lanes of these.
+  void begin(int hops, std::span<const Share> shares) {
+    comes_ = exchange_;
     if (hops == 0 || !ring_.has(hops)) return;
     const auto half = static_cast<std::size_t>(hops % 2);
-    builder_.wait(sent_parts_[half]);
+    for (const Share& share : shares) {
+      builder_.lane(share.lane);
+      builder_.wait(sent_parts_[half]);
+    }
     if (!parts_[half]) parts_[half] = pair("of a call", Element::own);
     travelling_.clear();
     for (const bool is_dv : {false, true}) {
@@ -157,12 +178,12 @@ class GradientRing {
     }
   }
 
-  /// Sums that come with the keys of step `hops`.
-  void take(int hops) {
+  /// Sums of these heads that come with the keys of step `hops`.
+  void take(int hops, std::int64_t head, std::int64_t heads) {
     if (hops < 2) return;
-    builder_.wait(exchange_);
+    builder_.wait(comes_);
     if (!ring_.has(hops)) return;
-    for (const bool is_dv : {false, true}) travelling_[is_dv ? 1 : 0].add(of(incoming(hops), is_dv), 0, local_.h_kv);
+    for (const bool is_dv : {false, true}) travelling_[is_dv ? 1 : 0].add(of(incoming(hops), is_dv), head, heads);
   }
 
   void add(int hops, const Region& dk, const Region& dv) {
@@ -194,17 +215,12 @@ class GradientRing {
     if (hops == ring_.reach(local_.me)) comes_home_.push_back({exchange_, head, heads});
   }
 
-  void finish() {
-    if (comes_home_.empty()) comes_home_.push_back({-1, 0, local_.h_kv});
+  /// dK and dV of the heads of a share, which are all that leave with one of its calls.
+  void finish(const Share& share) {
+    if (!home_) return write_home({-1, share.head, share.heads});
     for (const Home& home : comes_home_) {
-      if (home_) {
-        builder_.wait(home.exchange);
-        for (const bool is_dv : {false, true}) own_[is_dv ? 1 : 0].add(of(*home_, is_dv), home.head, home.heads);
-      }
-      own_[0].write(local_.dk, home.head, home.heads);
-      own_[1].write(local_.dv, home.head, home.heads);
+      if (home.head >= share.head && home.head + home.heads <= share.head + share.heads) write_home(home);
     }
-    builder_.wait(builder_.last_exchange());
   }
 
  private:
@@ -215,6 +231,15 @@ class GradientRing {
     int exchange = -1;
     std::int64_t head = 0, heads = 0;
   };
+
+  void write_home(const Home& home) {
+    if (home_) {
+      builder_.wait(home.exchange);
+      for (const bool is_dv : {false, true}) own_[is_dv ? 1 : 0].add(of(*home_, is_dv), home.head, home.heads);
+    }
+    own_[0].write(local_.dk, home.head, home.heads);
+    own_[1].write(local_.dv, home.head, home.heads);
+  }
 
   static int of(const Pair& pair, bool is_dv) { return is_dv ? pair.dv : pair.dk; }
 
@@ -252,6 +277,7 @@ class GradientRing {
   int second_[2] = {-1, -1};
   int sent_parts_[2] = {-1, -1};  ///< exchanges
   int exchange_ = -1;
+  int comes_ = -1;  ///< the exchange of what comes for a step
   std::vector<Home> comes_home_;
 };
 
@@ -287,49 +313,111 @@ std::int64_t last_step_calls(std::int64_t h_kv) {
 
 void ring_forward(Builder& builder, const Local& local) {
   Ring ring(builder, local);
-  RowSet written;
+  const std::vector<Share> shares = shares_of(local, builder.problem().late_heads);
+  std::vector<RowSet> written(shares.size());
+  const auto compute = [&](int hops, const KeyTensors& keys, std::size_t i) {
+    builder.lane(shares[i].lane);
+    add_forward(builder, ring.calls(hops, some_heads(keys, shares[i].head, shares[i].heads)), written[i]);
+  };
+  const KeyTensors own = ring.held();
+  const std::size_t last = shares.size() - 1;
+  if (last > 0) builder.fork();
   for (int hops = 0; hops < local.size(); ++hops) {
     ring.send_on(hops);
-    add_forward(builder, ring.calls(hops, ring.held()), written);
-    ring.take(hops);
+    for (std::size_t i = hops == 0 ? last : 0; i <= last; ++i) compute(hops, ring.held(), i);
+    ring.take(hops, shares);
   }
-  clear_rest(builder, local, 0, local.h_q, written);
+  if (last > 0) compute(0, own, 0);
+  for (std::size_t i = 0; i <= last; ++i) {
+    builder.lane(shares[i].lane);
+    clear_rest(builder, local, shares[i].head * local.group(), shares[i].heads * local.group(), written[i]);
+  }
+  builder.join();
   builder.wait(builder.last_exchange());
 }
 
-void ring_backward(Builder& builder, const Local& local) {
-  if (backward_alone(builder, local)) return;
-  Ring ring(builder, local);
-  GradientSum queries(builder, "dq", {.first = local.dq});
-  GradientRing gradients(builder, local, ring);
-  for (int hops = 0; hops < local.size(); ++hops) {
-    ring.send_on(hops);
-    gradients.begin(hops);
-    // Nothing follows the last step: what its first heads come to goes home while others are computed.
-    const bool is_last = hops > 0 && hops + 1 == local.size();
-    const std::int64_t heads = local.h_kv / (is_last ? last_step_calls(local.h_kv) : 1);
-    for (std::int64_t head = 0; head < local.h_kv; head += heads) {
-      bool taken = head > 0;
-      for (const Call& call : ring.calls(hops, some_heads(ring.held(), head, heads))) {
-        Backward backward = backward_of(local, builder.problem(), call);
-        backward.dq = queries.part(call.q);
-        backward.dk = gradients.part(hops, call.k, false);
-        backward.dv = gradients.part(hops, call.v, true);
-        const Region dq = backward.dq, dk = backward.dk, dv = backward.dv;
-        builder.add(std::move(backward));
-        queries.add(dq);
-        if (!taken) gradients.take(hops);
-        taken = true;
-        gradients.add(hops, dk, dv);
+namespace {
+
+/// The calls of a ring's backward, and where what they come to is summed.
+class RingBackward {
+ public:
+  RingBackward(Builder& builder, const Local& local)
+      : builder_(builder),
+        local_(local),
+        ring_(builder, local),
+        queries_(builder, "dq", {.first = local.dq}),
+        gradients_(builder, local, ring_),
+        shares_(shares_of(local, builder.problem().late_gradient_heads)),
+        own_(ring_.held()) {}
+
+  void build() {
+    const bool is_split = shares_.size() > 1;
+    if (is_split) builder_.fork();
+    for (int hops = 0; hops < local_.size(); ++hops) {
+      ring_.send_on(hops);
+      gradients_.begin(hops, shares_);
+      for (const Share& share : shares_) {
+        builder_.lane(share.lane);
+        if (hops > 0 || share.lane == 0) step(hops, share);
       }
-      if (!taken) gradients.take(hops);
-      gradients.send_on(hops, head, heads);
-      if (is_last) builder.exchange({});
+      ring_.take(hops, shares_);
     }
-    ring.take(hops);
+    // What others have computed comes home meanwhile.
+    builder_.lane(shares_.front().lane);
+    if (is_split) compute(0, own_, shares_.front().head, shares_.front().heads);
+    for (const Share& share : shares_) {
+      builder_.lane(share.lane);
+      queries_.write(local_.dq, share.head * local_.group(), share.heads * local_.group());
+      gradients_.finish(share);
+    }
+    builder_.join();
+    builder_.wait(builder_.last_exchange());
   }
-  queries.write(local.dq, 0, local.h_q);
-  gradients.finish();
+
+ private:
+  /// Where nothing follows the last step, what its first heads come to goes home while others are computed.
+  void step(int hops, const Share& share) {
+    const bool is_last = hops > 0 && hops + 1 == local_.size();
+    const std::int64_t parts = is_last && shares_.size() == 1 ? last_step_calls(share.heads) : 1;
+    const std::int64_t heads = share.heads / parts;
+    for (std::int64_t head = share.head; head < share.head + share.heads; head += heads) {
+      compute(hops, ring_.held(), head, heads);
+      gradients_.send_on(hops, head, heads);
+      if (is_last) builder_.exchange_of_lane();
+    }
+  }
+
+  void compute(int hops, const KeyTensors& keys, std::int64_t head, std::int64_t heads) {
+    bool taken = false;
+    for (const Call& call : ring_.calls(hops, some_heads(keys, head, heads))) {
+      Backward backward = backward_of(local_, builder_.problem(), call);
+      // Own keys write all rows, and need no copy where they are the only ones.
+      backward.dq = queries_.part(call.q, shares_.size() > 1 && head == shares_.front().head && hops > 0);
+      backward.dk = gradients_.part(hops, call.k, false);
+      backward.dv = gradients_.part(hops, call.v, true);
+      const Region dq = backward.dq, dk = backward.dk, dv = backward.dv;
+      builder_.add(std::move(backward));
+      queries_.add(dq);
+      if (!taken) gradients_.take(hops, head, heads);
+      taken = true;
+      gradients_.add(hops, dk, dv);
+    }
+    if (!taken) gradients_.take(hops, head, heads);
+  }
+
+  Builder& builder_;
+  const Local& local_;
+  Ring ring_;
+  GradientSum queries_;
+  GradientRing gradients_;
+  const std::vector<Share> shares_;
+  const KeyTensors own_;
+};
+
+}  // namespace
+
+void ring_backward(Builder& builder, const Local& local) {
+  if (!backward_alone(builder, local)) RingBackward(builder, local).build();
 }
 
 }  // namespace fa::parallel

@@ -104,7 +104,8 @@ std::uint64_t digest(const void* data, std::size_t bytes, std::uint64_t from = 0
   return from;
 }
 
-void remember(CUfunction function, bool early, unsigned grid, unsigned threads, unsigned shared, void** arguments) {
+void remember(CUfunction function, bool early, unsigned grid, unsigned threads, unsigned shared, void** arguments,
+              CUstream stream) {
   if (is_idle()) return;
   const auto& [kernel, library] = *reinterpret_cast<const Kernel*>(function);
   const std::size_t bytes = params_size(kernel);
@@ -112,7 +113,7 @@ void remember(CUfunction function, bool early, unsigned grid, unsigned threads, 
   if (kernel.ends_with("_forward") && scales().bytes != 0) {
     params = digest(static_cast<const char*>(arguments[0]) + scales().offset, scales().bytes, params);
   }
-  remember({kernel, early, 0, 0, grid, threads, shared, params, library});
+  remember({kernel, early, 0, 0, grid, threads, shared, params, library, stream});
 }
 
 CUresult device_attribute(int* value, CUdevice_attribute which, CUdevice) {
@@ -143,8 +144,8 @@ CUresult library_kernel(CUkernel* kernel, CUlibrary library, const char* name) {
   return CUDA_SUCCESS;
 }
 CUresult launch(CUfunction function, unsigned grid, unsigned, unsigned, unsigned threads, unsigned, unsigned,
-                unsigned shared, CUstream, void** arguments, void**) {
-  remember(function, false, grid, threads, shared, arguments);
+                unsigned shared, CUstream stream, void** arguments, void**) {
+  remember(function, false, grid, threads, shared, arguments, stream);
   return CUDA_SUCCESS;
 }
 CUresult launch_ex(const CUlaunchConfig* config, CUfunction function, void** arguments, void**) {
@@ -153,7 +154,7 @@ CUresult launch_ex(const CUlaunchConfig* config, CUfunction function, void** arg
     early = early || (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION &&
                       config->attrs[i].value.programmaticStreamSerializationAllowed != 0);
   }
-  remember(function, early, config->gridDimX, config->blockDimX, config->sharedMemBytes, arguments);
+  remember(function, early, config->gridDimX, config->blockDimX, config->sharedMemBytes, arguments, config->hStream);
   return CUDA_SUCCESS;
 }
 

@@ -21,6 +21,7 @@ struct Launch {
   unsigned shared_bytes = 0;
   std::uint64_t params = 0;       ///< digest of the parameters; 0 of a kernel whose parameters are not known
   const void* library = nullptr;  ///< that the kernel is of: each load makes one
+  const void* stream = nullptr;   ///< of a kernel
 };
 inline constexpr const char* kMemset = "memset";
 inline constexpr const char* kAllocation = "allocation";

@@ -37,15 +37,15 @@ FAKE const char* ncclGetLastError(void*) {
 }
 FAKE int ncclCommCount(void* comm, int* count) {
   *count = of(comm).size;
-  return 0;
+  return of(comm).count_result;
 }
 FAKE int ncclCommUserRank(void* comm, int* rank) {
   *rank = of(comm).rank;
   return 0;
 }
-FAKE int ncclCommCuDevice(void*, int* device) {
+FAKE int ncclCommCuDevice(void* comm, int* device) {
   *device = 0;
-  return 0;
+  return of(comm).device_result;
 }
 FAKE int ncclCommGetAsyncError(void* comm, int* error) {
   Communicator& c = of(comm);
@@ -65,7 +65,7 @@ FAKE int ncclCommAbort(void* comm) {
 }
 FAKE int ncclGroupStart() {
   remember(*library().current, {"start"});
-  return 0;
+  return library().current->start_result;
 }
 FAKE int ncclGroupEnd() {
   remember(*library().current, {"end"});
@@ -74,7 +74,7 @@ FAKE int ncclGroupEnd() {
 FAKE int ncclSend(const void* data, std::size_t count, int type, int peer, void* comm, void* stream) {
   if (of(comm).aborts > 0) ++of(comm).after_abort;
   remember(of(comm), {"send", data, count, type, peer, stream});
-  return 0;
+  return of(comm).send_result;
 }
 FAKE int ncclRecv(void* data, std::size_t count, int type, int peer, void* comm, void* stream) {
   if (of(comm).aborts > 0) ++of(comm).after_abort;

@@ -25,6 +25,7 @@ struct Communicator {
   int size = 2;
   std::atomic<int> async_error{0};  ///< an ncclResult_t
   std::atomic<int> end_result{0};   ///< of ncclGroupEnd
+  std::atomic<int> start_result{0}, send_result{0}, count_result{0}, device_result{0};
   std::atomic<int> polls_in_progress{0};
   std::atomic<int> aborts{0};
   std::atomic<int> after_abort{0};  ///< calls of a communicator that was aborted, which NCCL has freed

@@ -1,94 +1,20 @@
-// Context parallelism over NCCL, with stand-ins of NCCL and of the driver: what is asked of them and in which order,
-// and what becomes of ranks that are late or fail. Nothing is computed or moved.
+// Context parallelism over NCCL, with stand-ins of NCCL and of the driver: what is asked of them and in which order.
+// Nothing is computed or moved.
 
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdlib>
-#include <thread>
+#include <map>
+#include <string>
+#include <vector>
 
-#include <fa/parallel.hpp>
-
-#include "fake_driver/fake_driver.hpp"
-#include "fake_nccl/fake_nccl.hpp"
+#include "fake_nccl/over_nccl.hpp"
 
 namespace fa {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-/// Before anything asks for NCCL. Not by CTest, which passes one such variable on.
-const int g_named = setenv("FA_NCCL_PATH", FA_FAKE_NCCL, 1);
-
-void* at(std::uintptr_t page) {
-  return reinterpret_cast<void*>((std::uintptr_t{1} << 50) + (page << 32));
-}
-
-class OverNccl : public testing::Test {
- protected:
-  void SetUp() override {
-    ASSERT_EQ(g_named, 0);
-    void* const driver = dlopen("libcuda.so.1", RTLD_NOW);
-    if (driver == nullptr || dlsym(driver, fake_driver::kStreamCalls) == nullptr) {
-      GTEST_SKIP() << "the fake driver is not on LD_LIBRARY_PATH";
-    }
-    void* const fake = dlopen(FA_FAKE_NCCL, RTLD_NOW);
-    ASSERT_NE(fake, nullptr) << dlerror();
-    launches_ = reinterpret_cast<fake_driver::Launches>(dlsym(driver, fake_driver::kLaunches));
-    stream_calls_ = reinterpret_cast<fake_driver::StreamCalls>(dlsym(driver, fake_driver::kStreamCalls));
-    done_ = &reinterpret_cast<fake_driver::Done>(dlsym(driver, fake_driver::kDone))();
-    reached_ = &reinterpret_cast<fake_driver::Reached>(dlsym(driver, fake_driver::kReached))();
-    capturing_ = &reinterpret_cast<fake_driver::Capturing>(dlsym(driver, fake_driver::kCapturing))();
-    handles_ = &reinterpret_cast<fake_driver::GetHandles>(dlsym(driver, fake_driver::kHandles))();
-    library_ = &reinterpret_cast<fake_nccl::GetLibrary>(dlsym(fake, fake_nccl::kLibrary))();
-    library_->current = &comm_;
-    *done_ = true;
-    *capturing_ = false;
-    *reached_ = nullptr;
-    launches_().clear();
-    stream_calls_().clear();
-  }
-
-  std::shared_ptr<Communicator> use(NcclOptions options = {}) {
-    return use_nccl(reinterpret_cast<ncclComm*>(&comm_), options);
-  }
-
-  static ContextParallelConfig config(Scheme scheme) {
-    ContextParallelConfig config;
-    config.attention.head_dim = 128;
-    config.attention.causal = true;
-    config.attention.cache.mode = CachePolicy::Mode::memory;
-    config.attention.tune = TunePolicy::off;
-    config.scheme = scheme;
-    return config;
-  }
-
-  static TensorView tensor(std::uintptr_t page, std::int64_t heads) {
-    return {at(page), DType::bf16, {1, heads, 4096, 128}};
-  }
-
-  std::vector<std::string> kernels() const {
-    std::vector<std::string> names;
-    for (const fake_driver::Launch& launch : launches_()) names.push_back(launch.kernel);
-    return names;
-  }
-
-  long count(const std::string& what) {
-    const std::scoped_lock lock(comm_.mutex);
-    return std::ranges::count(comm_.calls, what, &fake_nccl::Call::what);
-  }
-
-  fake_driver::Launches launches_ = nullptr;
-  fake_driver::StreamCalls stream_calls_ = nullptr;
-  std::atomic<bool>* done_ = nullptr;
-  std::atomic<const void*>* reached_ = nullptr;
-  std::atomic<bool>* capturing_ = nullptr;
-  fake_driver::Handles* handles_ = nullptr;
-  fake_nccl::Library* library_ = nullptr;
-  fake_nccl::Communicator comm_;
-};
+using test::at;
+using test::OverNccl;
 
 // A group begins behind the caller's stream, which waits for its end.
 TEST_F(OverNccl, GroupsAreOrderedByEvents) {
@@ -325,129 +251,55 @@ TEST_F(OverNccl, CallsBesideTransfersHaveMoreBlocks) {
   }
 }
 
-// Late ranks: the bound ends what waits, in synchronize and by the thread that watches.
-TEST_F(OverNccl, ALateRankEndsSynchronize) {
-  const auto communicator = use({.timeout = std::chrono::milliseconds(100), .watch = false});
-  *done_ = false;
-  communicator->exchange({}, nullptr);
-  *reached_ = stream_calls_().front().event;  // where the group begins
-  const auto begin = Clock::now();
-  EXPECT_THROW(communicator->synchronize(nullptr), Error);
-  EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(100));
-  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
-  EXPECT_EQ(comm_.aborts, 1);
-  EXPECT_THROW(communicator->check(), Error);
-  EXPECT_THROW(communicator->exchange({}, nullptr), Error);
-  EXPECT_EQ(comm_.aborts, 1) << "once";
-}
-
-// The caller's kernels are no ranks that are late, unless a graph may hide one.
-TEST_F(OverNccl, SynchronizeBoundsGroupsNotKernels) {
-  const auto communicator = use({.timeout = std::chrono::milliseconds(100)});
-  *done_ = false;
-  communicator->exchange({}, nullptr);  // the device does not come to it before the kernels are done
-  std::thread kernels([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(400));
-    *done_ = true;
-  });
-  EXPECT_NO_THROW(communicator->synchronize(nullptr));
-  kernels.join();
-  EXPECT_EQ(comm_.aborts, 0);
-  *capturing_ = true;
-  communicator->exchange({}, nullptr);
-  *capturing_ = false;
-  *done_ = false;
-  EXPECT_THROW(communicator->synchronize(nullptr), Error);
-  EXPECT_EQ(comm_.aborts, 1);
-}
-
-TEST_F(OverNccl, ACommunicatorThatCannotBeMadeLeavesNothing) {
-  const int before = handles_->made;
-  { const auto communicator = use(); }
-  EXPECT_EQ(handles_->made, before);
-  for (const int left : {0, 1, 7, 100}) {
-    handles_->left = left;
-    EXPECT_THROW(use(), Error);
-    handles_->left = -1;
-    EXPECT_EQ(handles_->made, before) << left;
-  }
-}
-
-TEST_F(OverNccl, ALateRankEndsByTheWatch) {
-  const auto communicator = use({.timeout = std::chrono::milliseconds(100)});
-  *done_ = false;
-  communicator->exchange({}, nullptr);
-  communicator->exchange({}, nullptr);
-  // While the device is busy with what was queued before, nobody is late.
-  std::this_thread::sleep_for(std::chrono::milliseconds(400));
-  EXPECT_EQ(comm_.aborts, 0);
-  *reached_ = stream_calls_().front().event;  // where the first group begins
-  const auto until = Clock::now() + std::chrono::seconds(10);
-  while (comm_.aborts == 0 && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  EXPECT_EQ(comm_.aborts, 1);
-  EXPECT_THROW(communicator->check(), Error);
-}
-
-TEST_F(OverNccl, TheWatchEndsNothingThatIsDone) {
-  const auto communicator = use({.timeout = std::chrono::milliseconds(50)});
-  for (int i = 0; i < 100; ++i) communicator->wait(communicator->exchange({}, nullptr), nullptr);
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  // Nor what was captured, whose events say nothing.
-  *done_ = false;
-  communicator->exchange({}, nullptr);
-  *capturing_ = true;
-  *reached_ = stream_calls_().back().event;
-  for (int i = 0; i < 64; ++i) communicator->exchange({}, nullptr);  // in the place of those before
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  EXPECT_EQ(comm_.aborts, 0);
-  *done_ = true;
-  communicator->synchronize(nullptr);
-}
-
-TEST_F(OverNccl, AnAsynchronousErrorEndsAll) {
-  for (const bool watch : {false, true}) {
-    comm_.aborts = 0;
-    comm_.async_error = 0;
-    const auto communicator = use({.watch = watch});
-    communicator->exchange({}, nullptr);
-    comm_.async_error = 6;
-    try {
-      communicator->check();
-      ADD_FAILURE() << "no error";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::cuda);
-      EXPECT_NE(std::string(error.what()).find("remote process exited"), std::string::npos);
+// Packed batches of long sequences: calls of a step run side by side, on the caller's stream and on another one that
+// begins behind it and that it waits for.
+TEST_F(OverNccl, CallsOfAStepTakeTurnsOfTwoStreams) {
+  for (const bool captured : {false, true}) {
+    ContextParallelConfig packed = config(Scheme::ring);
+    packed.attention.varlen = true;
+    ContextParallel parallel = ContextParallel::create(packed, use({.watch = false}));
+    const auto x = [](std::uintptr_t page, std::int64_t heads = 8) {
+      return TensorView(at(page), DType::bf16, {65536, heads, 128});
+    };
+    const TensorView lse(at(5), DType::f32, {32, 65536});
+    const std::vector<std::int64_t> lengths{65536, 32768, 32768};
+    parallel.prepare({.h_q = 32, .h_kv = 8}, true, lengths);
+    const auto stream = reinterpret_cast<Stream>(at(9));
+    *capturing_ = captured;
+    for (const bool backward : {false, true}) {
+      launches_().clear();
+      stream_calls_().clear();
+      comm_.calls.clear();
+      if (backward) {
+        parallel.backward({x(1, 32), x(2), x(3), x(4, 32), lse, x(6, 32)}, {x(7, 32), x(8), x(9)}, stream, lengths);
+      } else {
+        parallel.forward({x(1, 32), x(2), x(3)}, {x(4, 32), lse}, stream, lengths);
+      }
+      std::vector<const void*> turns;
+      for (const fake_driver::Launch& launch : launches_()) {
+        if (launch.kernel == "fa_sm90_forward" || launch.kernel == "fa_sm90_backward") turns.push_back(launch.stream);
+      }
+      ASSERT_EQ(turns.size(), 4U);
+      const void* const other = turns[1];
+      EXPECT_NE(other, nullptr);
+      EXPECT_NE(other, stream);
+      EXPECT_EQ(turns, (std::vector<const void*>{stream, other, stream, other}));
+      EXPECT_EQ(count("end"), backward ? 3 : 1) << "K and V; dK and dV go home, of some heads at a time";
+      EXPECT_EQ(std::ranges::count(kernels(), std::string(fake_driver::kAllocation)), 0);
+      const auto follows = [&](const void* waiting, const void* waited) {  // by the event that was recorded last
+        std::map<const void*, const void*> recorded;
+        bool found = false;
+        for (const fake_driver::StreamCall& call : stream_calls_()) {
+          if (call.what == "record") recorded[call.event] = call.stream;
+          found = found || (call.what == "wait" && call.stream == waiting && recorded[call.event] == waited);
+        }
+        return found;
+      };
+      EXPECT_TRUE(follows(other, stream));
+      EXPECT_TRUE(follows(stream, other));
     }
-    EXPECT_EQ(comm_.aborts, 1);
-    comm_.async_error = 0;
+    *capturing_ = false;
   }
-}
-
-// Communicators that do not block say later that a group was queued.
-TEST_F(OverNccl, CommunicatorsThatDoNotBlock) {
-  for (const bool watch : {false, true}) {
-    comm_.aborts = 0;
-    comm_.end_result = 0;
-    comm_.polls_in_progress = 0;
-    const auto communicator = use({.timeout = std::chrono::milliseconds(200), .watch = watch});
-    comm_.end_result = 7;
-    comm_.polls_in_progress = 5;
-    communicator->exchange({}, nullptr);
-    EXPECT_EQ(comm_.aborts, 0);
-    comm_.polls_in_progress = 1 << 30;
-    EXPECT_THROW(communicator->exchange({}, nullptr), Error);
-    EXPECT_EQ(comm_.aborts, 1);
-    EXPECT_EQ(comm_.after_abort, 0) << "a communicator that is gone was asked";
-  }
-  comm_.polls_in_progress = 0;
-  comm_.end_result = 0;
-}
-
-TEST_F(OverNccl, AGroupThatIsRefused) {
-  const auto communicator = use({.watch = false});
-  comm_.end_result = 3;
-  EXPECT_THROW(communicator->exchange({}, nullptr), Error);
-  EXPECT_EQ(comm_.aborts, 1);
 }
 
 // Functions and windows have places, stripes too.
@@ -466,14 +318,6 @@ TEST_F(OverNccl, PlacedCallsAreQueued) {
       EXPECT_GE(std::ranges::count(kernels(), std::string("fa_sm90_forward")), 1);
     }
   }
-}
-
-TEST_F(OverNccl, BadCommunicators) {
-  EXPECT_THROW(use_nccl(nullptr), Error);
-  comm_.async_error = 5;
-  EXPECT_THROW(use(), Error);
-  comm_.async_error = 0;
-  EXPECT_THROW(use({.timeout = std::chrono::milliseconds(0)}), Error);
 }
 
 }  // namespace

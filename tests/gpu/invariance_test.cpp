@@ -55,7 +55,8 @@ class OnDevice {
     inputs_ = inputs_of(call, tensor, array, sink);
   }
 
-  std::vector<RowBits> run(Attention& attention) {
+  std::vector<RowBits> run(Attention& attention, const DropoutState& dropout = {}) {
+    inputs_.dropout = dropout;
     attention.forward(inputs_, outputs_of(call_, o_.view(), lse_.view()), nullptr);
     o_.read(outputs_.o);
     lse_.read(outputs_.lse);
@@ -168,6 +169,90 @@ INSTANTIATE_TEST_SUITE_P(Rows, GpuInvariance, testing::Range<std::size_t>(0, kin
                          [](const testing::TestParamInfo<std::size_t>& parameter) {
                            return kinds()[parameter.param].name;
                          });
+
+using InvariantTraining = GpuTest;
+
+/// Dropout's mask is a function of entry, head, row and key: the first request keeps its bits in any company.
+TEST_F(InvariantTraining, DropoutKeepsTheBits) {
+  for (const Invariance invariance : {Invariance::rows, Invariance::batch}) {
+    for (const int d : {64, 128}) {
+      AttentionConfig base;
+      base.head_dim = d;
+      base.causal = true;
+      base.invariance = invariance;
+      base.dropout = 0.2F;
+      const DropoutState state{.seed = 31, .offset = 4};
+      std::vector<Document> texts;
+      for (std::uint64_t i = 0; i < 5; ++i) texts.push_back(make_document(base, kHeadsQ, kHeadsKv, 1100, 90 + i));
+      const Chunk own{&texts[0], 0, 1100};
+      std::vector<Chunk> company{own};
+      for (std::size_t i = 1; i < texts.size(); ++i) company.push_back({&texts[i], 0, 1100});
+      RowBits of_layout[2];
+      for (const bool varlen : {false, true}) {
+        AttentionConfig config = base;
+        config.varlen = varlen;
+        Attention attention = Attention::create(config);
+        const ChunkCall alone(config, {own}, 0, 1);
+        const RowBits expected = OnDevice(alone, config).run(attention, state).front();
+        of_layout[varlen ? 1 : 0] = expected;
+        EXPECT_FALSE(OnDevice(alone, config).run(attention, {.seed = 32, .offset = 4}).front() == expected);
+        if (varlen) company[2] = {&texts[2], 17, 400};
+        const ChunkCall together(config, company, 0, 2);
+        EXPECT_EQ(OnDevice(together, config).run(attention, state).front(), expected) << d << ", varlen " << varlen;
+      }
+      if (invariance == Invariance::rows) {
+        EXPECT_EQ(of_layout[0], of_layout[1]) << d;
+      }
+    }
+  }
+}
+
+/// Bits of dq, dk and dv of a text's deterministic backward, given o and lse.
+std::vector<std::vector<std::byte>> gradients_of(AttentionConfig config, const Document& text,
+                                                 const AttentionOutputs& of) {
+  config.deterministic = true;
+  const DeviceTensor q(text.inputs.q), k(text.inputs.k), v(text.inputs.v), o(of.o), lse(of.lse), dout(text.inputs.q);
+  HostTensor results[] = {text.inputs.q, text.inputs.k, text.inputs.v};
+  for (HostTensor& result : results) result.fill_with_nan();
+  DeviceTensor dq(results[0]), dk(results[1]), dv(results[2]);
+  Attention::create(config).backward(
+      {q.const_view(), k.const_view(), v.const_view(), o.const_view(), lse.const_view(), dout.const_view()},
+      {dq.view(), dk.view(), dv.view()}, nullptr);
+  dq.read(results[0]);
+  dk.read(results[1]);
+  dv.read(results[2]);
+  return {results[0].bytes(), results[1].bytes(), results[2].bytes()};
+}
+
+/// o and lse of prefills, chunks and decodes, in any layout, give one backward the same gradients.
+TEST_F(InvariantTraining, ABackwardOfChunksHasTheGradientsOfTheWhole) {
+  for (const int d : {64, 128}) {
+    AttentionConfig base;
+    base.head_dim = d;
+    base.causal = true;
+    base.invariance = Invariance::rows;
+    const Document text = make_document(base, kHeadsQ, kHeadsKv, 1100, 40);
+    const auto run = [&](const AttentionConfig& config, const std::vector<Chunk>& chunks) {
+      Attention attention = Attention::create(config);
+      std::vector<RowBits> bits;
+      for (const Chunk& chunk : chunks) {
+        const ChunkCall call(config, {chunk}, 0, 1);
+        bits.push_back(OnDevice(call, config).run(attention).front());
+      }
+      return gradients_of(base, text, joined(base, chunks, bits));
+    };
+    const auto wanted = run(base, {{&text, 0, text.rows()}});
+    for (const auto& [varlen, page_size] : {std::pair{false, 0}, {true, 0}, {false, 16}, {true, 64}}) {
+      AttentionConfig config = base;
+      config.varlen = varlen;
+      config.page_size = page_size;
+      for (const std::vector<Chunk>& chunks : cuts_of(text, 6)) {
+        EXPECT_TRUE(run(config, chunks) == wanted)
+            << d << ", varlen " << varlen << ", page_size " << page_size << ", " << chunks.size() << " chunks";
+      }
+    }
+  }
+}
 
 using BatchInvariance = GpuTest;
 

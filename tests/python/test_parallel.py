@@ -283,3 +283,40 @@ def test_ranks_that_differ_are_told():
         refused(ValueError, lambda: shared(*(torch.ones(1, 2, 8, 8) for _ in "qkv")), "rank")
 
     on_ranks(2, work)
+
+
+def test_plans_and_the_model():
+    sizes = {"b": 1, "h_q": 8, "h_kv": 4, "s_q": 64, "s_kv": 64}
+
+    def work(communicator):
+        one = parallel.ContextParallel(communicator, 16, "float32", scheme="ring", causal=True)
+        packed = parallel.ContextParallel(communicator, 16, "float32", scheme="ring", causal=True, varlen=True)
+        plain, before = one.describe(**sizes), one.hash()
+        packed.set_speeds(flops=1, backward_flops=1)
+        lengths = {"lengths": [32, 8, 24]}
+        one.set_speeds(flops=1, backward_flops=1)
+        assert "exchange 0" in plain and "two lanes" not in plain
+        for backward in (False, True):
+            assert "two lanes" in packed.describe(**sizes, backward=backward, **lengths)
+        assert packed.memory(**sizes, **lengths) == one.memory(**sizes)
+        assert one.hash() != before
+        times, memory = one.times(**sizes), one.memory(**sizes)
+        assert times["forward"] > 1 and times["single"] > times["forward"]
+        assert memory["shard_kv"] == 4 * 2 * 16 * 32 * 4 and memory["kv_in_flight"] == 2 * memory["shard_kv"]
+        assert memory["scratch"] > one.memory(**sizes, with_backward=False)["scratch"]
+        with pytest.raises(ValueError, match="no speed"):
+            one.set_speeds(light=3e8)
+        refused(fa_attention.Error, lambda: one.set_speeds(link=-1), "speeds.link")
+        return True
+
+    assert all(on_ranks(2, work))
+
+
+@pytest.mark.parametrize("layout", list(parallel.LAYOUTS))
+def test_rows_of_ranks(layout):
+    whole = torch.arange(24.0).reshape(1, 24, 1).contiguous()
+    for rank in range(3):
+        part = torch.empty(1, 8, 1)
+        parallel.shard(whole, part, 3, rank, layout)
+        assert parallel.shard_rows(3, rank, [24], layout) == part.flatten().int().tolist()
+    refused(ValueError, lambda: parallel.shard_rows(2, 0, [8], "round"), "layout")

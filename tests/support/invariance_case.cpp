@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
+#include <utility>
 
 #include "reference/geometry.hpp"
 
@@ -58,6 +59,47 @@ Document make_document(const AttentionConfig& config, std::int64_t h_q, std::int
 
 RowBits rows_of(const RowBits& whole, const Chunk& chunk) {
   return {part_of(whole.o, chunk), part_of(whole.lse, chunk)};
+}
+
+AttentionOutputs joined(const AttentionConfig& config, const std::vector<Chunk>& chunks,
+                        const std::vector<RowBits>& bits) {
+  const std::int64_t heads = chunks.front().document->heads(), rows = chunks.front().document->rows();
+  const DType lse_dtype = config.dtype == DType::f64 ? DType::f64 : DType::f32;
+  AttentionOutputs whole{HostTensor(config.dtype, 1, heads, rows, d_v_of(config), Layout::bhsd),
+                         HostTensor(lse_dtype, 1, heads, rows)};
+  whole.o.fill_with_nan();
+  whole.lse.fill_with_nan();
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    const Chunk& chunk = chunks[i];
+    const std::int64_t count = chunk.end - chunk.begin;
+    for (const auto& [from, to] : {std::pair{&bits[i].o, &whole.o}, std::pair{&bits[i].lse, &whole.lse}}) {
+      const std::int64_t row = std::ssize(*from) / (heads * count);
+      for (std::int64_t h = 0; h < heads; ++h) {
+        std::copy_n(from->begin() + h * count * row, count * row, to->bytes().begin() + (h * rows + chunk.begin) * row);
+      }
+    }
+  }
+  return whole;
+}
+
+std::vector<std::vector<Chunk>> cuts_of(const Document& document, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const std::int64_t rows = document.rows();
+  std::vector<std::vector<std::int64_t>> ends{{rows}, {}, {}, {}};
+  for (std::int64_t end = std::min<std::int64_t>(64, rows); ends[1].empty() || ends[1].back() < rows; end += 64) {
+    ends[1].push_back(std::min(end, rows));
+  }
+  for (std::int64_t end = std::max<std::int64_t>(rows - 5, 1); end <= rows; ++end) ends[2].push_back(end);
+  while (ends[3].empty() || ends[3].back() < rows) {
+    const std::int64_t begin = ends[3].empty() ? 0 : ends[3].back();
+    ends[3].push_back(std::min(rows, begin + 1 + static_cast<std::int64_t>(random() % 97)));
+  }
+  std::vector<std::vector<Chunk>> cuts;
+  for (const std::vector<std::int64_t>& of : ends) {
+    std::vector<Chunk>& chunks = cuts.emplace_back();
+    for (const std::int64_t end : of) chunks.push_back({&document, chunks.empty() ? 0 : chunks.back().end, end});
+  }
+  return cuts;
 }
 
 ChunkCall::ChunkCall(const AttentionConfig& config, const std::vector<Chunk>& of, std::int64_t spare,

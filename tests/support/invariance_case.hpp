@@ -36,6 +36,14 @@ struct RowBits {
 /// Of `whole`, a document's rows from 0 on, those of a chunk.
 RowBits rows_of(const RowBits& whole, const Chunk& chunk);
 
+/// o [1, h_q, n, d_v] and lse [1, h_q, n] of a document whose rows are those of chunks, as calls have left them. NaN
+/// where no chunk has been.
+AttentionOutputs joined(const AttentionConfig& config, const std::vector<Chunk>& chunks,
+                        const std::vector<RowBits>& bits);
+
+/// Cuts of a document into chunks, one behind the other: in one, by 64 rows, with rows alone at the end, and at random.
+std::vector<std::vector<Chunk>> cuts_of(const Document& document, std::uint64_t seed);
+
 /// What a call of some chunks is given, in host memory. Without varlen chunks have as many rows, and without pages as
 /// many keys.
 struct ChunkCall {

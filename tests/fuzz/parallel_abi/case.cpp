@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "fuzz/c_abi/arguments.hpp"
+#include "fuzz/parallel_abi/ask.hpp"
 #include "fuzz/parallel_abi/rank.hpp"
 
 namespace fa::fuzz {
@@ -43,6 +44,7 @@ class ParallelCase {
     if (kind < 25) return copies();
     if (kind < 28) return disagree();
     if (kind < 35) return abort();
+    if (kind < 42) return ask_alone();
     agree();
   }
 
@@ -73,6 +75,20 @@ class ParallelCase {
   }
   int check_refusable(const char* function, int status) {
     return check(function, status, {FA_OK, FA_INVALID_ARGUMENT, FA_UNSUPPORTED});
+  }
+
+  /// Speeds may be wild at any time, and so may numbers of ranks: what an attention is asked for is right or spoilt.
+  void take(const Asked& asked, bool may_refuse) {
+    check_refusable(asked.function, asked.status);
+    if (!asked.problem.empty()) fail(asked.function, asked.problem);
+    const bool of_attention = std::string(asked.function).starts_with("fa_parallel_");
+    if (asked.status != FA_OK && of_attention && !may_refuse) fail(asked.function, "refused");
+  }
+
+  void ask_alone() {
+    const Setup setup = random_setup(random_, static_cast<int>(random_.between(1, 4)));
+    RankCall call(Random(random_.next()), random_.next(), 0, mischief());
+    ask_without_attention(random_, setup, call, [this](const Asked& asked) { take(asked, true); });
   }
 
   void make_group(Group* group, std::int64_t timeout_ms) {
@@ -236,11 +252,24 @@ class ParallelCase {
     make_group(&group, random_.pick(kTimeouts));
     bool spoilt = false;
     if (!create(&group, setup, random_.one_in(3) ? mischief : 0, &spoilt)) return destroy(&group);
+    if (random_.one_in(2)) {  // of a ring the own keys of some heads come last
+      fa_cluster_speeds slow{};
+      slow.struct_size = sizeof slow;
+      slow.flops = slow.backward_flops = 1;
+      for (fa_parallel* const one : group.parallels) {
+        check("fa_parallel_set_speeds", fa_parallel_set_speeds(one, &slow), {FA_OK});
+      }
+    }
     Whole whole(setup, random_);
     if (!whole.compute(setup, true)) fail("fa_forward", std::string("refused: ") + fa_last_error_message());
     if (random_.one_in(4)) {  // those that attentions use live on
       fa_communicator*& one = group.communicators[random_.index(group.communicators.size())];
       fa_communicator_destroy(std::exchange(one, nullptr));
+    }
+    {
+      RankCall call(Random(random_.next()), random_.next(), 0, random_.one_in(2) ? mischief : 0);
+      ask(random_, setup, call, group.parallels.back(),
+          [&](const Asked& asked) { take(asked, spoilt || call.spoilt()); });
     }
     for (std::uint64_t calls = 1 + random_.below(5); calls > 0; --calls) {
       constexpr Call kCalls[] = {Call::forward, Call::forward, Call::forward,   Call::backward,   Call::backward,

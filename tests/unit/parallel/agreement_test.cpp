@@ -71,6 +71,19 @@ TEST(Agreement, EveryDifferenceIsFound) {
   }
 }
 
+// Speeds tell which heads of a ring's own keys come last, whatever the scheme is.
+TEST(Agreement, OtherSpeedsAreFound) {
+  const auto group = make_local_group(3);
+  const auto problems = test::run_ranks(3, [&](int rank) {
+    ContextParallelConfig config = usual();
+    config.scheme = Scheme::ring;
+    auto parallel = ContextParallel::create(config, group[static_cast<std::size_t>(rank)]);
+    if (rank == 1) parallel.set_speeds({.link = 1e9});
+    parallel.check_agreement();
+  });
+  for (const std::string& problem : problems) EXPECT_NE(problem.find("configuration"), std::string::npos);
+}
+
 TEST(Agreement, WhatIsRefused) {
   EXPECT_EQ(refused(usual(), ShardLayout::zigzag, 2, ErrorCode::internal), "");
   const auto unsupported = [](auto change) {

@@ -35,12 +35,15 @@ struct Way {
   const char* name;
   Scheme scheme;
   int ulysses;  ///< 0: as the scheme has it
+  bool late = false;
 };
 constexpr Way kWays[] = {{"ring", Scheme::ring, 0},
                          {"all_gather", Scheme::all_gather, 0},
                          {"ulysses", Scheme::ulysses, 0},
                          {"ulysses_ring", Scheme::ring, 2},
-                         {"ulysses_all_gather", Scheme::all_gather, 2}};
+                         {"ulysses_all_gather", Scheme::all_gather, 2},
+                         {"ring_own_last", Scheme::ring, 0, true},
+                         {"ulysses_ring_own_last", Scheme::ring, 2, true}};
 constexpr ShardLayout kLayouts[] = {ShardLayout::contiguous, ShardLayout::zigzag, ShardLayout::striped};
 
 class Parallel : public testing::TestWithParam<std::tuple<int, int>> {
@@ -54,8 +57,11 @@ class Parallel : public testing::TestWithParam<std::tuple<int, int>> {
     c.layout = kLayouts[std::get<1>(GetParam())];
     c.h_kv = way.scheme == Scheme::ulysses ? ranks : way.ulysses > 0 ? 2 : 1;
     if (way.scheme == Scheme::all_gather) c.h_kv *= 2;
+    c.late = way.late;
+    if (way.late) c.h_kv *= 3;
     c.h_q = 2 * c.h_kv;
     c.s_q = c.s_kv = 4 * ranks;
+    if (way.late) c.lengths = {8 * ranks, 0, 4 * ranks};
     return c;
   }
   /// Under sanitizers each case has one layout in turn, and in a thorough run all: they differ in what is whose row.
@@ -150,6 +156,7 @@ TEST_P(Parallel, Dropout) {
   ParallelCase c = usual(2);
   c.s_q = c.s_kv = 128;
   c.dropout = 0.25F;
+  if (!c.lengths.empty()) c.lengths = {256, 128};
   if (c.layout == ShardLayout::striped) {
     EXPECT_THROW(ContextParallel::create(c.config(), make_local_group(2)[0], c.layout), Error);
     return;
@@ -176,7 +183,7 @@ TEST_P(Parallel, PackedBatches) {
 std::string name_of(const testing::TestParamInfo<std::tuple<int, int>>& info) {
   return std::string(kWays[std::get<0>(info.param)].name) + "_" + to_string(kLayouts[std::get<1>(info.param)]);
 }
-INSTANTIATE_TEST_SUITE_P(Every, Parallel, testing::Combine(testing::Range(0, 5), testing::Range(0, 3)), name_of);
+INSTANTIATE_TEST_SUITE_P(Every, Parallel, testing::Combine(testing::Range(0, 7), testing::Range(0, 3)), name_of);
 
 // Tensors [b, s, h, d], more than one batch entry, and head groups of several heads.
 TEST(ParallelTensors, LieInAnyOrder) {
@@ -218,6 +225,8 @@ TEST(ParallelDelays, ChangeNoBit) {
     c.ranks = 4;
     c.scheme = way.scheme;
     c.ulysses = way.ulysses;
+    c.late = way.late;
+    if (way.late) c.lengths = {16, 8, 24};
     c.h_kv = 4;
     c.h_q = 4;
     c.dtype = DType::f32;

@@ -2,6 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include <fa/parallel.hpp>
 
 #include "parallel/config.hpp"
@@ -143,6 +149,78 @@ TEST(Model, MemoryIsTold) {
   const std::string text = parallel.describe(of_tokens(1 << 10), false);
   EXPECT_NE(text.find("exchange 0: to 2 k"), std::string::npos) << text;
   EXPECT_NE(text.find("forward, adding,"), std::string::npos) << text;
+}
+
+// Of every scheme: keys of other ranks that a rank holds at a time. A ring has two shards. An all_gather has all keys
+// of a piece, and twice what comes of one: two shards, where KV heads divide into enough pieces, else as few as they
+// allow.
+TEST(Model, MemoryOfKeysOfEveryScheme) {
+  for (const int ranks : {2, 4, 8, 16}) {
+    for (const std::int64_t heads : {2, 4, 8, 12, 16, 32}) {
+      for (const bool varlen : {false, true}) {
+        ContextParallelConfig config = usual();
+        config.attention.dtype = DType::f32;
+        config.attention.varlen = varlen;
+        const ContextShape shape{1, heads, heads, 64 * ranks, 64 * ranks};
+        std::vector<std::int64_t> lengths;
+        if (varlen) lengths = {48 * ranks, 16 * ranks};
+        const auto shards_of = [&](Scheme scheme, int ulysses, bool backward) {
+          config.scheme = scheme;
+          config.ulysses = ulysses;
+          ContextParallel parallel = ContextParallel::create(config, make_local_group(ranks)[0]);
+          parallel.set_speeds({.flops = 1, .backward_flops = 1});  // calls side by side, where there are such
+          const ContextMemory memory = parallel.memory(shape, backward, lengths);
+          EXPECT_EQ(memory.shard_kv, static_cast<std::size_t>(heads) * 64 * 256 * 4);
+          EXPECT_GE(memory.scratch, memory.kv_in_flight);
+          return static_cast<double>(memory.kv_in_flight) / static_cast<double>(memory.shard_kv);
+        };
+        for (const bool backward : {false, true}) {
+          SCOPED_TRACE(std::to_string(ranks) + " ranks, heads " + std::to_string(heads));
+          EXPECT_EQ(shards_of(Scheme::ring, 1, backward), 2);
+          if (heads % ranks == 0) {
+            EXPECT_EQ(shards_of(Scheme::ulysses, 0, backward), 0);
+          }
+          std::int64_t pieces = heads;
+          for (std::int64_t n = heads; n >= std::max(4, (3 * ranks + 1) / 2); --n) pieces = heads % n == 0 ? n : pieces;
+          const double expected = (3.0 * ranks - 2) / static_cast<double>(pieces);
+          EXPECT_DOUBLE_EQ(shards_of(Scheme::all_gather, 1, backward), expected);
+          if (2 * heads >= 3 * ranks) {
+            EXPECT_LE(expected, 2);
+          }
+          if (ranks > 2) {
+            EXPECT_EQ(shards_of(Scheme::ring, 2, backward), 2);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Own keys come last of half of the heads, where kernels of packed batches take long beside transfers.
+TEST(Model, OwnKeysThatComeLast) {
+  const std::vector<std::int64_t> lengths{65536, 32768, 32768};
+  const auto late = [&](std::int64_t h_q, std::int64_t h_kv, bool varlen, Scheme scheme, double link) {
+    ContextParallelConfig config = usual();
+    config.attention.varlen = varlen;
+    const ContextShape shape{1, h_q, h_kv, 1 << 17, 1 << 17};
+    SchemeTime time;
+    time.scheme = scheme;
+    time.ulysses = 1;
+    parallel::Problem problem =
+        parallel::problem_of(config, ShardLayout::zigzag, 2, shape,
+                             varlen ? std::span<const std::int64_t>(lengths) : std::span<const std::int64_t>(), time);
+    ClusterSpeeds speeds;
+    speeds.link = link;
+    parallel::set_late_heads(problem, 2, speeds);
+    return std::pair(problem.late_heads, problem.late_gradient_heads);
+  };
+  using Pair = std::pair<std::int64_t, std::int64_t>;
+  EXPECT_EQ(late(32, 8, true, Scheme::ring, 300e9), Pair(4, 4));
+  EXPECT_EQ(late(32, 8, false, Scheme::ring, 300e9), Pair(0, 0)) << "dense calls end evenly";
+  EXPECT_EQ(late(32, 8, true, Scheme::all_gather, 300e9), Pair(0, 0));
+  EXPECT_EQ(late(32, 8, true, Scheme::ring, 50e9), Pair(0, 4));
+  EXPECT_EQ(late(32, 8, true, Scheme::ring, 20e9), Pair(0, 0));
+  EXPECT_EQ(late(32, 1, true, Scheme::ring, 300e9), Pair(0, 0)) << "a head has no half";
 }
 
 }  // namespace

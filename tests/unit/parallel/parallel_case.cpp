@@ -218,6 +218,10 @@ Outcome run_all(const ParallelCase& c, const LocalGroupOptions& options) {
   const std::vector<std::string> problems = run_ranks(c.ranks, [&](int rank) {
     const auto i = static_cast<std::size_t>(rank);
     ContextParallel parallel = ContextParallel::create(c.config(), group[i], c.layout);
+    if (c.late) parallel.set_speeds({.flops = 1, .backward_flops = 1});
+    const bool has_lanes = parallel.describe(c.shape(), false, c.lengths).find("two lanes") != std::string::npos;
+    const bool may_differ = c.layout == ShardLayout::contiguous && c.expects_lanes();  // where no keys travel
+    if (has_lanes != c.expects_lanes() && !may_differ) throw std::runtime_error("another plan than the case is of");
     run_rank(c, outcome.ranks[i], *outcome.extras, parallel);
   });
   for (const std::string& problem : problems) {
@@ -256,6 +260,11 @@ ContextParallelConfig ParallelCase::config() const {
   return config;
 }
 
+bool ParallelCase::expects_lanes() const {
+  const int shared = scheme == Scheme::ulysses ? ranks : std::max(ulysses, 1);
+  return late && scheme == Scheme::ring && !lengths.empty() && ranks > shared && h_kv / shared > 1;
+}
+
 ContextShape ParallelCase::shape() const {
   return {b, h_q, h_kv, s_q, s_kv};
 }
@@ -267,8 +276,8 @@ std::string to_string(const ParallelCase& c) {
        << ", " << c.d_qk << "/" << c.d_v << "] packed " << c.lengths.size() << " causal " << c.causal << " align "
        << static_cast<int>(c.align) << " window " << c.window_left << "," << c.window_right << " chunk " << c.chunk
        << " alibi " << c.alibi << " documents " << c.documents << " dropout " << c.dropout << " sink " << c.sink
-       << " dlse " << c.dlse << " rows first " << c.rows_first << " native " << static_cast<int>(c.gradients) << " "
-       << fa::to_string(c.dtype) << " seed " << c.seed;
+       << " dlse " << c.dlse << " late " << c.late << " rows first " << c.rows_first << " native "
+       << static_cast<int>(c.gradients) << " " << fa::to_string(c.dtype) << " seed " << c.seed;
   return std::move(text).str();
 }
 

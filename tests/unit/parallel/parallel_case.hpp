@@ -41,12 +41,15 @@ struct ParallelCase {
   float dropout = 0;
   bool sink = false;
   bool dlse = false;
+  bool late = false;        ///< kernels that the model takes for slow: a ring's own keys come last of some heads
   bool rows_first = false;  ///< tensors [b, s, h, d] in memory
   std::uint64_t seed = 1;   ///< of delays, too
 
   AttentionConfig attention() const;
   ContextParallelConfig config() const;
   ContextShape shape() const;
+  /// Whether plans of a step have two calls side by side.
+  bool expects_lanes() const;
 };
 std::string to_string(const ParallelCase& c);
 void PrintTo(const ParallelCase& c, std::ostream* out);

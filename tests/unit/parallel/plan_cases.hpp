@@ -13,7 +13,7 @@ inline std::string to_text(const parallel::Problem& p) {
          std::to_string(p.ulysses) + " lengths " + std::to_string(p.lengths_q.size()) + " of " +
          std::to_string(p.lengths_q[0]) + "/" + std::to_string(p.lengths_kv[0]) + (p.causal ? " causal" : "") +
          " window " + std::to_string(p.window_left) + "," + std::to_string(p.window_right) + " chunk " +
-         std::to_string(p.chunk) + (p.functions ? " functions" : "");
+         std::to_string(p.chunk) + (p.functions ? " functions" : "") + " late " + std::to_string(p.late_heads);
 }
 
 /// Every scheme, layout, mask and kind of length, of `ranks` ranks.
@@ -28,6 +28,9 @@ inline std::vector<parallel::Problem> plan_cases(int ranks) {
       if (mask == 4) q.chunk = 2 * ranks;
       q.functions = mask == 5;
       q.sink = q.dlse = mask == 3;
+      all.push_back(q);
+      if (p.scheme != Scheme::ring || p.ulysses == ranks) continue;
+      q.late_heads = q.late_gradient_heads = 1;
       all.push_back(q);
     }
   };
