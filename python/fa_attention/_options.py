@@ -104,14 +104,18 @@ def check_names(score: Optional[str], mask: Optional[str], names: Iterable[str])
             raise ValueError(f"captures has {name!r}: accepted is what score or mask names, {score!r} and {mask!r}")
 
 
+def check_gradients(score: Optional[str], grads: Iterable[tuple[str, bool]]) -> None:
+    """ValueError for a capture whose gradient is asked for, and which the score function does not name."""
+    for name, grad in grads:
+        if grad and name not in words(score):
+            raise ValueError(f"captures[{name!r}] requires a gradient: accepted is that of a capture of the score function; "
+                             "a mask has none")
+
+
 @lru_cache(maxsize=1024)
 def handle(key: HandleKey) -> capi.Attention:
     options = key.options
-    in_score = words(options.score)
-    for name, grad in zip(options.tensors, key.grads):
-        if grad and name not in in_score:
-            raise ValueError(f"captures[{name!r}] requires a gradient: accepted is that of a capture of the score function; "
-                             "a mask has none")
+    check_gradients(options.score, zip(options.tensors, key.grads))
     d_v = 0 if options.value_in_key else key.d_v
     padded = options.varlen and not options.accumulate and options.o_dtype != "float8_e4m3fn"
     return capi.Attention(

@@ -141,9 +141,13 @@ def split_captures(captures: Captures) -> tuple[tuple[str, ...], list[Tensor], t
     return tuple(names), tensors, tuple(scalars), tuple(values)
 
 
-def _cast(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """What autocast to `dtype` makes of them: fp64 stays."""
-    cast = [t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in (q, k, v)]
+def cast_for_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What autocast makes of them, where it is on: fp64 stays, and so does what is no tensor."""
+    kind = q.device.type if isinstance(q, Tensor) else "meta"
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(kind)
+    cast = [t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() and t.dtype != torch.float64 else t for t in (q, k, v)]
     return cast[0], cast[1], cast[2]
 
 
@@ -154,8 +158,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, fixed: tuple[Any, ...], varlen: Opt
     direct = kind in ("cpu", "cuda") and is_direct(q, k, v, sink)
     if not direct:
         _raw.check_tensors(q, k, v, varlen is not None)
-    if kind != "meta" and torch.is_autocast_enabled(kind):
-        q, k, v = _cast(q, k, v, torch.get_autocast_dtype(kind))
+    q, k, v = cast_for_autocast(q, k, v)
     names, tensors, scalars, values = split_captures(captures) if captures else ((), [], (), ())
     if sink is not None:
         sink = _raw.sink_like(sink, q)
