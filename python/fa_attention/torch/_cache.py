@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._options import Options
-from . import _cache_ops, _cache_raw, _raw
+from . import _cache_ops, _cache_raw, _raw, _schedule
 from ._attention import Captures, is_direct, split_captures
 from ._cache_raw import AppendCall, PagedCall
 
@@ -22,7 +22,7 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Optional[Tensor], block
                     sink: Optional[Tensor] = None, return_lse: bool = False, k_scale: Optional[Tensor] = None,
                     v_scale: Optional[Tensor] = None, q_scale: Optional[Tensor] = None, row_bias: Optional[Tensor] = None,
                     dtype: Optional[torch.dtype] = None, precise: bool = False, value_in_key: int = 0,
-                    invariance: str = "none") -> Any:
+                    invariance: str = "none", schedule: Optional[Tensor] = None) -> Any:
     """`attention` of requests whose keys and values are in pages, or rows of a contiguous cache: o [b, h_q, s_q, d_v], in
     the memory order of q.
 
@@ -58,6 +58,8 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Optional[Tensor], block
     and v_scale are of the rows of pages, or [b, h_kv], of each request. dtype: of o, bf16 unless given, fp16 or
     torch.float8_e4m3fn. precise: as there. There is no seq_begin.
 
+    schedule: what `schedule` has made for calls like this one, in place of one of its own.
+
     Functions, captures, sink, invariance and return_lse are as in `attention`; the log-sum-exp is [b, h_q, s_q], of packed queries
     [h_q, total_q]. Rows without keys are 0, their log-sum-exp -inf, or the sink.
 
@@ -67,7 +69,7 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Optional[Tensor], block
     """
     call = (block_table, seqused_kv, cu_seqlens_q, seqused_q, batch_index, seq_begin, max_s_q, max_s_kv)
     options = (causal, scale, window_left, window_right, chunk, score, mask)
-    last = (k_scale, v_scale, q_scale, row_bias, dtype, precise, value_in_key)
+    last = (k_scale, v_scale, q_scale, row_bias, dtype, precise, value_in_key, schedule)
     try:
         return _paged(q, k_pages, v_pages, layout, call, options, captures, sink, last, return_lse, invariance)
     except AttributeError:
@@ -83,12 +85,12 @@ def _paged(q: Tensor, k: Tensor, v: Optional[Tensor], layout: str, arrays: tuple
     names, tensors, scalars, values = split_captures(captures) if captures else ((), [], (), ())
     if sink is not None:
         sink = _raw.sink_like(sink, q)
-    if q.device.type not in ("cpu", "cuda") or not is_direct(q, k, v, sink, *arrays[:2], *tensors, *last[:4]):
+    if q.device.type not in ("cpu", "cuda") or not is_direct(q, k, v, sink, *arrays[:2], *tensors, *last[:4], last[7]):
         if not torch.compiler.is_compiling():
             fixed = Options(varlen=arrays[2] is not None, tensors=names)
             _cache_raw.check_kinds(q, k, v, sink, tensors, PagedCall._make([fixed, layout, *arrays, values, *last]))
-        o, lse = _cache_ops.forward_op(q, k, v, sink, tensors, *arrays, values, layout, *options, names, scalars, *last,
-                                       invariance)
+        o, lse = _cache_ops.forward_op(q, k, v, sink, tensors, *arrays, values, layout, *options, names, scalars, *last[:7],
+                                       invariance, last[7])
         return (o, lse) if return_lse else o
     if torch.is_grad_enabled():
         named = (("q", q), ("k_pages", k), ("v_pages", v), ("sink", sink), *zip(PagedCall._fields[11:15], last),
@@ -209,6 +211,15 @@ class KVCache(NamedTuple):
         return paged_attention(q, k, v, self.block_table, self.seqused_kv, batch_index=self.batch_index,
                                seq_begin=self.seq_begin, layout=self.layout, k_scale=k_scale, v_scale=v_scale,
                                value_in_key=self.value_in_key, **options)
+
+
+    def schedule(self, q: Tensor, **options: Any) -> Tensor:
+        """`schedule` of the cache's calls with q; options: out, and those of `attention`, without return_lse and schedule."""
+        k, v, k_scale, v_scale = self.k, self.v, self.k_scale, self.v_scale
+        if self.block_table is None and self.batch_index is None:
+            k, v, k_scale, v_scale = first_rows(k, v, k_scale, v_scale, self.seqused_kv.shape[0])
+        return _schedule.schedule(q, k, v, self.block_table, self.seqused_kv, batch_index=self.batch_index, seq_begin=self.seq_begin,
+                                  layout=self.layout, k_scale=k_scale, v_scale=v_scale, value_in_key=self.value_in_key, **options)
 
 
 def first_rows(k: Tensor, v: Optional[Tensor], k_scale: Optional[Tensor], v_scale: Optional[Tensor], b: int) -> tuple[Any, ...]:

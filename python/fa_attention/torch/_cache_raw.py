@@ -48,6 +48,7 @@ class PagedCall(NamedTuple):
     dtype: Optional[torch.dtype] = None  # of o
     precise: bool = False
     value_in_key: int = 0
+    schedule: Optional[Tensor] = None
 
     def arrays(self) -> tuple[Optional[Tensor], ...]:
         return self[2:8]
@@ -254,19 +255,33 @@ def _launch(plan: PagedPlan, prepared: PreparedCall, addresses: list[int], call:
     sequences = (plan.b, address(call.cu_seqlens_q), None, address(call.seqused_q), call.seqused_kv.data_ptr(), call.max_s_q,
                  call.max_s_kv)
     prepared(addresses, stream, scratch.data_ptr() if scratch is not None else 0, size, call.numbers, sequences, None,
-             (address(call.batch_index), address(call.seq_begin)))
+             (address(call.batch_index), address(call.seq_begin), *memory_of(call.schedule)))
 
 
-def forward(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tensor], captures: Sequence[Tensor], call: PagedCall,
-            want_lse: bool = True) -> tuple[Tensor, Optional[Tensor]]:
-    """o and lse. q is `readable`."""
+def find_plan(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tensor], captures: Sequence[Tensor],
+              call: PagedCall) -> PagedPlan:
+    """The plan for tensors like these. q is `readable`."""
     key = (call.options, call.layout, call.max_s_q, call.max_s_kv, _facts(q), _facts(k), _facts(v), _facts(sink),
-           *map(_facts, call.arrays()), *call[15:], *map(_facts, call[11:15]), *map(_facts, captures))
+           *map(_facts, call.arrays()), *call[15:18], *map(_facts, call[11:15]), *map(_facts, captures))
     plan: Optional[PagedPlan] = _plans.get(key)
     if plan is None:
         check_forward(q, k, v, sink, captures, call)
         plan = PagedPlan(q, k, v, sink, captures, call)
         _keep(key, plan)
+    return plan
+
+
+def memory_of(schedule: Optional[Tensor]) -> tuple[Optional[int], int]:
+    """Where a schedule is, and its bytes; None for calls that take none."""
+    return (None, 0) if schedule is None or schedule.numel() == 0 else (schedule.data_ptr(), schedule.numel())
+
+
+def forward(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tensor], captures: Sequence[Tensor], call: PagedCall,
+            want_lse: bool = True) -> tuple[Tensor, Optional[Tensor]]:
+    """o and lse. q is `readable`."""
+    plan = find_plan(q, k, v, sink, captures, call)
+    if call.schedule is not None:
+        check_schedule(call.schedule, q)
     shape, strides, dtype = plan.o
     o = torch.empty_strided(shape, strides, dtype=dtype, device=plan.device)
     padded = dtype == torch.float8_e4m3fn and call.options.varlen  # else the library does it, of rows of no request
@@ -412,6 +427,17 @@ def _check_coded(q: Tensor, k: Tensor, v: Tensor, axes: str, call: PagedCall) ->
         raise ValueError(f"seq_begin is given: accepted with q of {q.dtype} is None")
 
 
+def check_schedule(memory: Any, q: Tensor, name: str = "schedule") -> None:
+    """TypeError and ValueError for what is no memory of a schedule."""
+    check_strided(name, memory)
+    if memory.dtype != torch.uint8:
+        raise TypeError(f"{name} is {memory.dtype}: accepted is torch.uint8, what `schedule` returns")
+    check_strided(name, memory, q)
+    if memory.dim() != 1 or not memory.is_contiguous():
+        raise ValueError(f"{name} has shape {list(memory.shape)} and strides {list(memory.stride())}: accepted is one contiguous axis, "
+                         "what `schedule` returns")
+
+
 _PAGES, _CACHES = ("k_pages", "v_pages"), ("k_cache", "v_cache")
 
 
@@ -454,6 +480,8 @@ def check_kinds(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tensor
         if t is None and name == "seqused_kv":
             raise TypeError(f"{name} is None: accepted is a torch.Tensor of torch.int32")
         _check_numbers(name, t, q, 2 if name == "block_table" else 1)
+    if call.schedule is not None:
+        check_schedule(call.schedule, q)
     if call.seqused_q is not None and not packed:
         raise ValueError("seqused_q is given: accepted is None without cu_seqlens_q")
     others = [*zip(call.options.tensors, captures)] + ([("sink", sink)] if sink is not None else [])
