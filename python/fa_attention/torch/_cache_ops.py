@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from .. import _options
 from . import _cache_raw, _raw
 from ._cache_raw import AppendCall, PagedCall
-from ._ops import library, select
+from ._ops import fold, library, select
 
 FORWARD = ("paged_forward(Tensor q, Tensor k_pages, Tensor? v_pages, Tensor? sink, Tensor[] captures, Tensor? block_table, "
            "Tensor seqused_kv, Tensor? cu_seqlens_q, Tensor? seqused_q, Tensor? batch_index, Tensor? seq_begin, SymInt max_s_q, "
@@ -91,7 +91,11 @@ def check_kinds_of(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Ten
 
 def _forward_fake(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tensor], captures: Sequence[Tensor],
                   *rest: Any) -> tuple[Tensor, Tensor]:
-    call = check_kinds_of(q, k, v, sink, captures, rest)
+    return outputs(q, v, check_kinds_of(q, k, v, sink, captures, rest))
+
+
+def outputs(q: Tensor, v: Optional[Tensor], call: PagedCall) -> tuple[Tensor, Tensor]:
+    """Empty tensors for o and lse, of sizes that may be symbols."""
     q = _raw.readable(q)
     packed = q.dim() == 3
     o = _raw.like(q, q.shape[1], q.shape[0 if packed else 2], _cache_raw.d_v_of(v, call), _cache_raw.result_dtype(q, call))
@@ -162,7 +166,8 @@ def _count_version(keys: Any, *arguments: Any) -> Any:
 def _folded(t: Optional[Tensor], dim: Optional[int], size: int) -> Optional[Tensor]:
     if t is None:
         return None
-    return (t.movedim(dim, 0) if dim is not None else t.expand(size, *t.shape)).flatten(0, 1)
+    folded = fold(t, dim, size)
+    return folded.contiguous() if folded.dim() == 1 else folded  # of one request each it may be expanded
 
 
 def _forward_mapped(info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
@@ -174,16 +179,18 @@ def _forward_mapped(info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
     q, k, v, sink, captures, table, used_kv, cu_q, used_q, index, begin, *rest = arguments
     dims = [None if isinstance(dim, (list, tuple)) and all(part is None for part in dim) else dim for dim in in_dims]
     options = paged_options(tuple(rest[4:11]), rest[11], rest[12], cu_q is not None)
-    fold = all(dim is None for dim in (*dims[1:5], dims[7], dims[8], *dims[11:])) and cu_q is None and not options.reads_batch
-    fold = fold and (dims[5] is None or index is None) and q.dtype not in _raw.CODES
-    if fold:
+    foldable = all(dim is None for dim in (*dims[1:5], dims[7], dims[8], *dims[11:])) and cu_q is None and not options.reads_batch
+    foldable = foldable and (dims[5] is None or index is None) and q.dtype not in _raw.CODES
+    if foldable:
         b = q.shape[0] if dims[0] is None else q.movedim(dims[0], 0).shape[1]
         if dims[5] is not None:
             rows = table.movedim(dims[5], 0).shape[1]
-            table, fold = _folded(table, dims[5], size), rows == b
+            table, foldable = _folded(table, dims[5], size), rows == b
+        elif index is None and (k if table is None else table).shape[0] != b:
+            foldable = False
         else:
             index = _folded(torch.arange(b, dtype=torch.int32, device=q.device) if index is None else index, dims[9], size)
-    if fold:
+    if foldable:
         results = forward_op(_folded(q, dims[0], size), k, v, sink, captures, table, _folded(used_kv, dims[6], size), None, None,
                              index, _folded(begin, dims[10], size), *rest)
         return tuple(t.unflatten(0, (size, b)) for t in results), (0, 0)
