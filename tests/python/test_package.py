@@ -104,6 +104,7 @@ def test_a_broken_nvrtc_is_passed_over(tmp_path):
 
 def test_types():
     pytest.importorskip("mypy")
+    pytest.importorskip("torch")  # without its types half of the package is of any type
     run = subprocess.run([sys.executable, "-m", "mypy", "--cache-dir", str(ROOT / "build" / "mypy")], cwd=ROOT,
                          capture_output=True, text=True)
     assert run.returncode == 0, run.stdout
