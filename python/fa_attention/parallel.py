@@ -12,12 +12,14 @@ accepts. Every rank makes the same calls in the same order. `fa_attention.torch.
 from __future__ import annotations
 
 import ctypes
+import numbers
 import os
 import threading
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence, TypeVar
 
 from . import _abi, _views, capi
+from ._errors import type_name
 from ._library import Library, load
 
 __all__ = ["Communicator", "ContextParallel", "GRADIENTS", "LAYOUTS", "SCHEMES", "load_parallel", "shard", "shard_rows", "unshard"]
@@ -136,6 +138,9 @@ def _number(name: str, table: Mapping[str, int], value: object) -> int:
 
 def _lengths(lengths: Sequence[int]) -> tuple[Any, int]:
     """The array, or None, and its length."""
+    for length in lengths:
+        if not isinstance(length, numbers.Integral):
+            raise TypeError(f"lengths has a {type_name(length)}: accepted are integers, the whole lengths of sequences")
     given = [int(length) for length in lengths]
     return ((ctypes.c_int64 * len(given))(*given) if given else None), len(given)
 

@@ -72,7 +72,7 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Optional[Tensor], block
     last = (k_scale, v_scale, q_scale, row_bias, dtype, precise, value_in_key, schedule)
     try:
         return _paged(q, k_pages, v_pages, layout, call, options, captures, sink, last, return_lse, invariance)
-    except AttributeError:
+    except (AttributeError, RuntimeError):
         fixed = Options(varlen=cu_seqlens_q is not None)
         _cache_raw.check_kinds(q, k_pages, v_pages, None, (), PagedCall._make([fixed, layout, *call, (), *last]))
         raise
@@ -142,13 +142,13 @@ def append(k: Tensor, v: Optional[Tensor], k_cache: Tensor, v_cache: Optional[Te
     There are no gradients: RuntimeError where an input requires one and gradients are recorded. Other errors are those of
     `attention`. Wrong lengths, tables and slots are refused on the CPU; on a GPU such rows are not cached.
     """
-    if rotary_cos is not None and rotary_dims == 0:
+    if isinstance(rotary_cos, Tensor) and rotary_dims == 0:
         rotary_dims = 2 * rotary_cos.shape[-1]
     rest = (block_table, seqused_kv, cu_seqlens_k_new, batch_index, slots, rotary_cos, rotary_sin, positions, k_scale, v_scale)
     rotary = (rotary_dims, rotary_base if rotary_cos is None else 0.0, rotary_interleaved, scales_given)
     try:
         return _append(k, v, k_cache, v_cache, q, layout, rest, rotary)
-    except AttributeError:
+    except (AttributeError, RuntimeError):
         _cache_raw.check_append_kinds(k, v, k_cache, v_cache, q, AppendCall._make([layout, *rest, *rotary]))
         raise
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import _abi
 from .._errors import type_name
 from .._options import HandleKey, Options, handle
+from .._options import check_kinds as check_option_kinds
 from .._prepared import Layout, PreparedCall, Spec
 from .._prepared_append import AppendLayout, Lengths, PreparedAppend
 from . import _raw
@@ -332,6 +333,8 @@ def check_strided(name: str, t: Any, like: Optional[Tensor] = None, of: str = "q
         raise TypeError(f"{name} is a {type_name(t)}: accepted is a torch.Tensor")
     if t.is_nested:
         raise TypeError(f"{name} is a nested tensor: accepted is a strided one")
+    if t.layout != torch.strided:
+        raise TypeError(f"{name} is of {t.layout}: accepted is torch.strided")
     if like is not None and t.device != like.device:
         raise ValueError(f"{name} is on {t.device}: accepted is where {of} is, {like.device}")
 
@@ -497,6 +500,7 @@ def check_forward(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tens
                   call: PagedCall) -> None:
     """TypeError and ValueError for what the library cannot see, or relies on."""
     check_kinds(q, k, v, sink, captures, call)
+    check_option_kinds({"max_s_q": call.max_s_q, "max_s_kv": call.max_s_kv})
     if v is not None and k.shape[:-1] != v.shape[:-1]:
         raise ValueError(f"v_pages has shape {list(v.shape)}: accepted is that of k_pages, {list(k.shape)}, but for d_v")
     _check_scale_shapes(k, v, _PAGES, call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import os
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
@@ -144,6 +145,10 @@ def _stream(q: Tensor) -> Optional[int]:
     return int(torch.cuda.current_stream(q.device).cuda_stream) if q.is_cuda else None
 
 
+_FIXED = ("self", "communicator", "head_dim", "dtype", "layout", "config", "head_dim_v", "sink", "varlen")  # by the tensors
+_CONFIG = [name for function in (base.ContextParallel.__init__, capi.make_config) for name in inspect.signature(function).parameters
+           if name not in _FIXED]
+
 _UNSEEN = ("ContextParallel is no operator: a compiler may reorder calls or leave some out, and ranks would wait for each other; a "
            "graph without fullgraph=True breaks around it")
 
@@ -177,6 +182,11 @@ class ContextParallel:
 
     def __init__(self, group: Any = None, communicator: Optional[base.Communicator] = None, layout: str = "zigzag",
                  timeout: float = 60.0, **config: Any) -> None:
+        for name in config:
+            if name not in _CONFIG:
+                raise TypeError(f"ContextParallel has no argument {name!r}: accepted are {', '.join(_CONFIG)}")
+        if communicator is not None and not isinstance(communicator, base.Communicator):
+            raise TypeError(f"communicator is a {type_name(communicator)}: accepted is a fa_attention.parallel.Communicator")
         self.communicator = communicator if communicator is not None else NcclCommunicator.of_group(group, timeout)
         self.layout, self.config = layout, config
         self._of: dict[Any, base.ContextParallel] = {}

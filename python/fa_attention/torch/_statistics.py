@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from .._options import check_gradients
+from .._options import check_gradients, check_kinds
 from . import _raw
 from . import _statistics_ops as ops
 from ._attention import Captures, cast_for_autocast, is_direct, split_captures
@@ -128,6 +128,8 @@ def attention_statistics(q: Tensor, k: Tensor, v: Tensor, *, max_logit: str = "n
     q, k, v = cast_for_autocast(q, k, v)
     if not compiling:
         _raw.check_tensors(q, k, v, False)
+        check_kinds({"scale": scale, "window_left": window_left, "window_right": window_right, "chunk": chunk, "top_keys": top_keys,
+                     "score": score, "mask": mask, "causal": causal, "top_left": top_left, "deterministic": deterministic})
     if sink is not None:
         sink = _raw.sink_like(sink, q)
     fixed = ops.Fixed(max_logit, max_logit_by_head, entropy, column_sums, top_keys, causal, scale, top_left, window_left,
