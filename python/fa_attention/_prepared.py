@@ -33,7 +33,8 @@ Named = Sequence[tuple[str, Spec]]
 class Frame:
     """The structs of one call at a time."""
 
-    __slots__ = ("tensors", "numbers", "sequences", "dropout", "cache", "schedule", "scratch", "inputs", "outputs", "scratch_at", "keep")
+    __slots__ = ("tensors", "numbers", "sequences", "dropout", "cache", "schedule", "scratch", "inputs", "outputs",
+                 "scratch_at", "keep")
 
     def __init__(self, layout: "Layout") -> None:
         structs = {name: spec.struct() for name, spec in (*layout.read, *layout.written)}

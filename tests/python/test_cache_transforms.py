@@ -212,7 +212,8 @@ def test_vmap_of_single_requests(device, which):
 
     actual = torch.vmap(one, in_dims=tuple(0 if mapped else None for mapped in which))(*tensors)
     for n in range(3):
-        torch.testing.assert_close(actual[n], one(*(t[n] if mapped else t for t, mapped in zip(tensors, which))), atol=1e-5, rtol=1e-5)
+        expected = one(*(t[n] if mapped else t for t, mapped in zip(tensors, which)))
+        torch.testing.assert_close(actual[n], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_vmap_over_a_table_of_more_rows_is_refused(device):

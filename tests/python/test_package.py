@@ -118,7 +118,7 @@ def test_log_levels():
 
 
 def snippets():
-    for page in (ROOT / "README.md", ROOT / "docs" / "python.md"):
+    for page in (ROOT / "README.md", ROOT / "docs" / "python.md", ROOT / "docs" / "python_caches.md"):
         for n, text in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.S | re.M)):
             yield pytest.param(text, id=f"{page.name}-{n}")
 

@@ -94,7 +94,8 @@ def test_rows_before_heads_a_sink_and_32_bits():
         return o.detach(), *torch.autograd.grad(o, own_sink, shared.shard(dout))
 
     results = on_ranks(4, work)
-    torch.testing.assert_close(together([o for o, _ in results], "zigzag", expected.detach()), expected.detach(), rtol=1e-5, atol=1e-5)
+    whole = together([o for o, _ in results], "zigzag", expected.detach())
+    torch.testing.assert_close(whole, expected.detach(), rtol=1e-5, atol=1e-5)
     for _, dsink in results:  # every rank has the gradient of the whole
         torch.testing.assert_close(dsink, wanted, rtol=1e-4, atol=1e-4)
 
@@ -347,7 +348,8 @@ def test_functions_and_what_they_capture():
         signed = {**captures, "slope": torch._neg_view(-slopes)}
         o = shared(*mine, captures=signed)
         refused(ValueError, lambda: shared(*mine, captures={"bias": slopes}), "captures", "'bias'")
-        refused(ValueError, lambda: shared(*mine, captures={**captures, "slope": slopes.clone().requires_grad_()}), "slope", "gradient")
+        learnt = {**captures, "slope": slopes.clone().requires_grad_()}
+        refused(ValueError, lambda: shared(*mine, captures=learnt), "slope", "gradient")
         refused(TypeError, lambda: shared(*mine, captures={**captures, "slope": slopes.long()}), "slope", "int64")
         return (o.detach(), *torch.autograd.grad(o, mine, shared.shard(dout)))
 

@@ -78,7 +78,7 @@ def test_stored_and_contiguous_caches(device, kinds):
 def test_opcheck():
     pages, q = requests("cpu", torch.float32, (9, 4))
     memory = torch.empty(256, dtype=torch.uint8)
-    rest = (None, [], pages.table, pages.used, None, None, None, None, 0, 0, [], "NHD", True, None, None, None, 0, None, None, [], [])
+    rest = (None, [], pages.table, pages.used, *[None] * 4, 0, 0, [], "NHD", True, None, None, None, 0, None, None, [], [])
     torch.library.opcheck(torch.ops.fa_attention.schedule.default, (memory, q, pages.k, pages.v, *rest))
     torch.library.opcheck(torch.ops.fa_attention.paged_forward.default, (q, pages.k, pages.v, *rest), {"schedule": memory})
 
@@ -123,7 +123,8 @@ def test_what_is_refused(device):
     pages, q = requests(device)
     refused(TypeError, lambda: made(q, pages, out=[0]), "out is a builtins.list", "torch.Tensor")
     refused(TypeError, lambda: made(q, pages, out=torch.zeros(8, device=device)), "out is torch.float32", "torch.uint8")
-    refused(ValueError, lambda: made(q, pages, out=torch.zeros(8, 8, dtype=torch.uint8, device=device)), "out", "[8, 8]", "one contiguous")
+    square = torch.zeros(8, 8, dtype=torch.uint8, device=device)
+    refused(ValueError, lambda: made(q, pages, out=square), "out", "[8, 8]", "one contiguous")
     refused(TypeError, lambda: pages.call(q, schedule=q), "schedule is torch.bfloat16", "torch.uint8")
     refused(ValueError, lambda: pages.call(q, schedule=torch.zeros(8, dtype=torch.uint8, device="meta")), "schedule", "meta")
     refused(TypeError, lambda: schedule(None, pages.k, pages.v, pages.table, pages.used), "q is a builtins.NoneType")
@@ -134,7 +135,8 @@ def test_what_is_refused(device):
     memory = made(q, pages)
     mapped = lambda layer: pages.call(layer, schedule=memory)  # noqa: E731
     refused(ValueError, lambda: torch.vmap(mapped)(torch.stack([q, q])), "schedule is given", "torch.vmap")
-    refused(ValueError, lambda: torch.vmap(lambda layer: made(layer, pages, out=memory))(torch.stack([q, q])), "torch.vmap", "schedule")
+    again = lambda layer: made(layer, pages, out=memory)  # noqa: E731
+    refused(ValueError, lambda: torch.vmap(again)(torch.stack([q, q])), "torch.vmap", "schedule")
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = mode.from_tensor(q)
         refused(ValueError, lambda: made(fake, pages), "out is None", "torch.compile")

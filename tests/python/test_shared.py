@@ -59,7 +59,8 @@ class Case:
         level = self.level
         return (self.q, self.pages.k, self.pages.v, options.pop("sink", None), [], self.own, self.pages.used,
                 self.more.get("cu_seqlens_q"), None, self.begins, 0, 0, named[1], "NHD", True, None, None, None, 0, score, None, [],
-                named[0], *scales, 0, [level.block_table], [level.cu_rows], [level.lengths], [level.begin], [level.positions], [0], [0])
+                named[0], *scales, 0, [level.block_table], [level.cu_rows], [level.lengths], [level.begin], [level.positions], [0],
+                [0])
 
 
 def shared(device, dtype, packed=False, positions=False, kinds=None, s_q=1, **options):
@@ -182,9 +183,9 @@ def test_refusals_of_levels(device):
 
     def refuse(kind, *words, levels=None, **fields):
         case.level = level._replace(**fields)
-        call = lambda: shared_prefix_attention(case.q, case.pages.k, case.pages.v, case.own, case.pages.used, case.begins,  # noqa: E731
-                                               levels if levels is not None else [case.level], causal=True)
-        refused(kind, call, *words)
+        given = levels if levels is not None else [case.level]
+        refused(kind, lambda: shared_prefix_attention(case.q, case.pages.k, case.pages.v, case.own, case.pages.used, case.begins,
+                                                      given, causal=True), *words)
 
     refuse(ValueError, "prefixes has 0 elements", "1 to 8", levels=[])
     refuse(TypeError, "prefixes is a", "a list of SharedPrefix", levels=level)

@@ -124,7 +124,8 @@ def test_vmap(by_head):
     for n in range(3):
         for actual, expected in zip(mapped, plain(x[n], x[0])):
             torch.testing.assert_close(actual[n], expected)
-    biased = lambda t, b: attention_statistics(t, t, t, score="score + bias[h, q, kv]", captures={"bias": b}, **options)  # noqa: E731
+    options["score"] = "score + bias[h, q, kv]"
+    biased = lambda t, b: attention_statistics(t, t, t, captures={"bias": b}, **options)  # noqa: E731
     mapped = torch.vmap(biased)(x, bias)
     for n in range(3):
         for actual, expected in zip(mapped, biased(x[n], bias[n])):

@@ -17,10 +17,12 @@
     o = shared_prefix_attention(q, k_pages, v_pages, block_table, seqused_kv, seq_begin, [SharedPrefix(...)], causal=True)
 
 `scaled_dot_product_attention` has PyTorch's signature, and `register_flash_attention` makes fa the flash backend of PyTorch's
-own. Works on CUDA tensors (fp16, bf16, fp32; the current stream; no
-copies while the head dim is contiguous) and on CPU tensors (fp64 too; the host device). Under torch.compile, torch.export,
-fake tensors and torch.func a call is the operator torch.ops.fa_attention.forward or plain_forward. A plain eager call goes to the library
-without the dispatcher. `ContextParallel` is attention of rows that ranks share. `Attention` is a module; `KVCache` names the tensors of a cache, in pages or contiguous.
+own. `Attention` is a module, `KVCache` names the tensors of a cache, in pages or contiguous. `ContextParallel` is attention of rows
+that ranks share. All work on CUDA tensors (fp16, bf16, fp32; the current stream; no copies while the head dim is contiguous) and on
+CPU tensors (fp64 too; the host device).
+
+Under torch.compile, torch.export, fake tensors and torch.func a call is an operator of torch.ops.fa_attention. A plain eager call
+goes to the library without the dispatcher.
 """
 
 from ._accumulate import accumulate

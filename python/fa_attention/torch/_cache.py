@@ -218,8 +218,9 @@ class KVCache(NamedTuple):
         k, v, k_scale, v_scale = self.k, self.v, self.k_scale, self.v_scale
         if self.block_table is None and self.batch_index is None:
             k, v, k_scale, v_scale = first_rows(k, v, k_scale, v_scale, self.seqused_kv.shape[0])
-        return _schedule.schedule(q, k, v, self.block_table, self.seqused_kv, batch_index=self.batch_index, seq_begin=self.seq_begin,
-                                  layout=self.layout, k_scale=k_scale, v_scale=v_scale, value_in_key=self.value_in_key, **options)
+        return _schedule.schedule(q, k, v, self.block_table, self.seqused_kv, batch_index=self.batch_index,
+                                  seq_begin=self.seq_begin, layout=self.layout, k_scale=k_scale, v_scale=v_scale,
+                                  value_in_key=self.value_in_key, **options)
 
 
 def first_rows(k: Tensor, v: Optional[Tensor], k_scale: Optional[Tensor], v_scale: Optional[Tensor], b: int) -> tuple[Any, ...]:

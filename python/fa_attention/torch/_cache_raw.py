@@ -437,8 +437,8 @@ def check_schedule(memory: Any, q: Tensor, name: str = "schedule") -> None:
         raise TypeError(f"{name} is {memory.dtype}: accepted is torch.uint8, what `schedule` returns")
     check_strided(name, memory, q)
     if memory.dim() != 1 or not memory.is_contiguous():
-        raise ValueError(f"{name} has shape {list(memory.shape)} and strides {list(memory.stride())}: accepted is one contiguous axis, "
-                         "what `schedule` returns")
+        raise ValueError(f"{name} has shape {list(memory.shape)} and strides {list(memory.stride())}: accepted is one contiguous "
+                         "axis, what `schedule` returns")
 
 
 _PAGES, _CACHES = ("k_pages", "v_pages"), ("k_cache", "v_cache")

@@ -256,11 +256,12 @@ class ContextParallel:
                  return_lse: bool = False, rng_state: RngState = None, captures: Captures = None) -> Any:
         """o of this rank's rows. Shards [b, h, s / n, d] in any memory order; with `lengths`, the whole lengths of the
         sequences of a packed batch, [total / n, h, d]. sink: [h_q], of the whole. rng_state: with dropout, (seed, offset) of its
-        mask or an int64 tensor of both on the device, the same on every rank; it is that of `attention` of the whole. captures: what
-        score and mask name, of the whole, on every rank; they have no gradients.
+        mask or an int64 tensor of both on the device, the same on every rank; it is that of `attention` of the whole. captures:
+        what score and mask name, of the whole, on every rank; they have no gradients.
 
         Differentiable in q, k, v and the sink, once. Those that require no gradient get none; dk and dv are computed all the same,
-        since other ranks wait for them. Raises TypeError for what is no tensor or of another dtype, ValueError for sizes and values, naming the argument."""
+        since other ranks wait for them. Raises TypeError for what is no tensor or of another dtype, ValueError for sizes and
+        values, RuntimeError (fa_attention.Error) where ranks differ or fail, naming the argument."""
         q, k, v = cast_for_autocast(q, k, v)
         names, tensors, scalars, values = split_captures(captures)
         given = {**dict(zip(names, tensors)), **dict(zip(scalars, values))}

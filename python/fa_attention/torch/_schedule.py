@@ -55,8 +55,8 @@ def _schedule_fake(memory: Tensor, q: Tensor, k: Tensor, v: Optional[Tensor], si
 
 
 def _mapped(info: Any, in_dims: Any, *arguments: Any) -> Any:
-    raise ValueError("schedule under torch.vmap: accepted is a call in front of it, without a mapped axis, because a schedule is of "
-                     "all requests of a call")
+    raise ValueError("schedule under torch.vmap: accepted is a call in front of it, without a mapped axis, because a schedule is "
+                     "of all requests of a call")
 
 
 for _key in ("CPU", "CUDA"):
@@ -104,8 +104,8 @@ def schedule(q: Tensor, k_pages: Tensor, v_pages: Optional[Tensor], block_table:
         sink = _raw.sink_like(sink, q)
     if out is None:
         if not is_direct(q, k_pages, v_pages, sink, *arrays[:6], *tensors, *last[:4]):
-            raise ValueError("out is None: accepted under torch.compile, fake tensors and torch.func is what `schedule` has returned for "
-                             "equal sizes, because how many bytes it has is found out by a call alone")
+            raise ValueError("out is None: accepted under torch.compile, fake tensors and torch.func is what `schedule` has "
+                             "returned for equal sizes, because how many bytes it has is found out by a call alone")
         fixed = _cache_ops.paged_options(options, names, scalars, cu_seqlens_q is not None, invariance)
         rows = _raw.readable(q)
         plan = _cache_raw.find_plan(rows, k_pages, v_pages, sink, tensors,

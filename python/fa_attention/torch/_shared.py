@@ -41,9 +41,10 @@ class SharedPrefix(NamedTuple):
 
 _ARGUMENTS = ("Tensor q, Tensor k_pages, Tensor? v_pages, Tensor? sink, Tensor[] captures, Tensor block_table, Tensor seqused_kv, "
               "Tensor? cu_seqlens_q, Tensor? seqused_q, Tensor seq_begin, SymInt max_s_q, SymInt max_s_kv, float[] numbers, "
-              "str layout, bool causal, float? scale, SymInt? window_left, SymInt? window_right, SymInt chunk, str? score, str? mask, "
-              "str[] tensor_names, str[] number_names, Tensor? k_scale, Tensor? v_scale, SymInt value_in_key, Tensor[] block_tables, "
-              "Tensor[] cu_rows, Tensor[] lengths, Tensor?[] begins, Tensor?[] positions, SymInt[] max_rows, SymInt[] max_lengths")
+              "str layout, bool causal, float? scale, SymInt? window_left, SymInt? window_right, SymInt chunk, str? score, "
+              "str? mask, str[] tensor_names, str[] number_names, Tensor? k_scale, Tensor? v_scale, SymInt value_in_key, "
+              "Tensor[] block_tables, Tensor[] cu_rows, Tensor[] lengths, Tensor?[] begins, Tensor?[] positions, "
+              "SymInt[] max_rows, SymInt[] max_lengths")
 library.define(f"shared_prefix_forward({_ARGUMENTS}) -> (Tensor o, Tensor lse)", tags=(torch.Tag.pt2_compliant_tag,))
 library.define(f"shared_prefix_forward_out(Tensor(a!) out, {_ARGUMENTS}) -> Tensor lse", tags=(torch.Tag.pt2_compliant_tag,))
 forward_op = torch.ops.fa_attention.shared_prefix_forward.default
@@ -200,9 +201,9 @@ def shared_prefix_attention(q: Tensor, k_pages: Tensor, v_pages: Optional[Tensor
 
     Of each request block_table has the pages of its own keys, from position seq_begin, int32 [b], on, where its prefix ends.
     Positions count the prefix. prefixes: 1 to 8 levels, which follow each other. A score function does not depend on b, and on q,
-    s_q and s_kv in q + s_kv - s_q alone; a mask function likewise, or it keeps all keys in front of s_kv - s_q. out: where o goes, of
-    its shape, dtype and device. Dense queries with s_q > 1 lie in memory as [b, s_q, h_q, d]. The rest is as in `paged_attention`; q of
-    8 bits is refused.
+    s_q and s_kv in q + s_kv - s_q alone; a mask function likewise, or it keeps all keys in front of s_kv - s_q. out: where o goes,
+    of its shape, dtype and device. Dense queries with s_q > 1 lie in memory as [b, s_q, h_q, d]. The rest is as in
+    `paged_attention`; q of 8 bits is refused.
 
     A call allocates o, the log-sum-exp and its scratch memory alone, and may be captured in a CUDA graph once an equal one has run.
     The operators are torch.ops.fa_attention.shared_prefix_forward and, with out, shared_prefix_forward_out.
@@ -217,7 +218,8 @@ def shared_prefix_attention(q: Tensor, k_pages: Tensor, v_pages: Optional[Tensor
     names, tensors, scalars, values = split_captures(captures) if captures else ((), [], (), ())
     if not compiling:
         unbound = PagedCall(_options.Options(varlen=cu_seqlens_q is not None, tensors=names), layout, block_table, seqused_kv,
-                            cu_seqlens_q, seqused_q, None, seq_begin, max_s_q, max_s_kv, (), k_scale, v_scale, value_in_key=value_in_key)
+                            cu_seqlens_q, seqused_q, None, seq_begin, max_s_q, max_s_kv, (), k_scale, v_scale,
+                            value_in_key=value_in_key)
         check(q, k_pages, v_pages, None, tensors, unbound, prefixes)
         if out is not None:
             _cache_raw.check_strided("out", out, q)

@@ -16,14 +16,14 @@ from .._options import words
 from . import _cache_raw, _ops, _raw
 from ._raw import CAPTURE_DTYPES, DTYPES
 
-_SHARED = ("Tensor? sink, Tensor[] captures, float[] numbers, str max_logit, bool max_logit_by_head, bool entropy, str column_sums, "
-           "SymInt top_keys, bool causal, float? scale, bool top_left, SymInt? window_left, SymInt? window_right, SymInt chunk, "
-           "bool deterministic, str? score, str? mask, str[] tensor_names, str[] number_names")
+_SHARED = ("Tensor? sink, Tensor[] captures, float[] numbers, str max_logit, bool max_logit_by_head, bool entropy, "
+           "str column_sums, SymInt top_keys, bool causal, float? scale, bool top_left, SymInt? window_left, SymInt? window_right, "
+           "SymInt chunk, bool deterministic, str? score, str? mask, str[] tensor_names, str[] number_names")
 _FORWARD = (f"statistics_forward(Tensor q, Tensor k, Tensor v, {_SHARED}) -> (Tensor o, Tensor lse, Tensor max_logits, "
             "Tensor entropies, Tensor sums, Tensor keys)")
-_BACKWARD = ("statistics_backward(Tensor? dout, Tensor? dlse, Tensor? dmax_logit, Tensor? dentropy, Tensor? dcolumn_sums, Tensor q, "
-             f"Tensor k, Tensor v, Tensor o, Tensor lse, Tensor entropies, {_SHARED}, bool[] needed) -> (Tensor dq, Tensor dk, "
-             "Tensor dv, Tensor dsink, Tensor[] dcaptures)")
+_BACKWARD = ("statistics_backward(Tensor? dout, Tensor? dlse, Tensor? dmax_logit, Tensor? dentropy, Tensor? dcolumn_sums, "
+             f"Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor entropies, {_SHARED}, bool[] needed) -> (Tensor dq, "
+             "Tensor dk, Tensor dv, Tensor dsink, Tensor[] dcaptures)")
 
 for _schema in (_FORWARD, _BACKWARD):
     for _text in (_schema, _schema.replace("(", "_kernel(", 1)):
@@ -86,7 +86,8 @@ def check(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures: Seq
 
 
 @lru_cache(maxsize=256)
-def _made(device: tuple[int, int], d_qk: int, d_v: int, dtype: str, score: Any, mask: Any, options: tuple[Any, ...]) -> capi.Attention:
+def _made(device: tuple[int, int], d_qk: int, d_v: int, dtype: str, score: Any, mask: Any,
+          options: tuple[Any, ...]) -> capi.Attention:
     functions: dict[str, Any] = {name: capi.function(*given) for name, given in (("score", score), ("mask", mask)) if given}
     return capi.Attention(load(), d_qk, dtype, head_dim_v=d_v, device=device, **functions, **dict(options))
 
@@ -118,7 +119,7 @@ def _outputs(q: Tensor, k: Tensor, v: Tensor, fixed: Fixed) -> tuple[Tensor, ...
             q.new_empty((b, heads, fixed.top_keys) if fixed.top_keys > 0 else (0,), dtype=torch.int32))
 
 
-def present(results: Sequence[Tensor], fixed: Fixed) -> tuple[Optional[Tensor], ...]:
+def present(results: Sequence[Any], fixed: Fixed) -> tuple[Optional[Tensor], ...]:
     """None in place of what was not asked for."""
     asked = (True, True, fixed.max_logit != "none", fixed.entropy, fixed.column_sums != "none", fixed.top_keys > 0)
     return tuple(t if wanted else None for t, wanted in zip(results, asked))
@@ -199,7 +200,7 @@ def gradients_of(arriving: Sequence[Optional[Tensor]], saved: Sequence[Any], res
                  operator: Callable[..., Any] = backward_op) -> Any:
     """Of q, k, v, the sink, and a list of those of captures. arriving: gradients of the results; saved: as `_remember` saves."""
     q, k, v, o, lse, entropies, sink, *captures = saved
-    given = [None if wanted is None else t for t, wanted in zip(arriving, present(arriving, call_of(rest).fixed))]  # type: ignore[arg-type]
+    given = present((*arriving, None)[:6], call_of(rest).fixed)
     return operator(*given[:5], q, k, v, o, lse, entropies, sink, captures, *rest, needed)
 
 
