@@ -30,9 +30,10 @@ __all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_
 
 def _window(window_size: Any) -> tuple[int, int]:
     """Both sides, of integers or of tensors of one."""
-    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
-        raise TypeError(f"window_size is {window_size!r}: accepted is a pair (left, right), -1 for none")
-    left, right = window_size
+    try:
+        left, right = window_size
+    except (TypeError, ValueError):
+        raise TypeError(f"window_size is {window_size!r}: accepted is a pair (left, right), -1 for none") from None
     return operator.index(left), operator.index(right)
 
 
