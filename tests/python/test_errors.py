@@ -7,8 +7,9 @@ from conftest import refused
 torch = pytest.importorskip("torch")
 
 import fa_attention.flash_attn as flash  # noqa: E402
+from fa_attention import functions  # noqa: E402
 from fa_attention.torch import (  # noqa: E402
-    Attention, accumulate, append, attention, attention_statistics, merge_states, paged_attention, quantize, quantized_attention,
+    Attention, KVCache, accumulate, append, attention, attention_statistics, merge_states, paged_attention, quantize, quantized_attention,
     scaled_dot_product_attention, varlen_attention)
 
 Q, K, SQUARE = torch.ones(1, 4, 8, 16), torch.ones(1, 2, 8, 16), torch.ones(8, 8)
@@ -80,6 +81,11 @@ BAD = {
     "rotary_dims": (appended(rotary_dims=7), ValueError, "rotary.dims = 7", "an even number"),
     "slots": (appended(slots=torch.zeros(1)), TypeError, "slots is torch.float32", "torch.int32"),
     "heads of new keys": (appended(k=K[:, :1, :1]), ValueError, "k_cache = shape [4, 2, 4, 16]", "[4, 1, 4, 16]"),
+    "states of a number": (lambda: merge_states(5), TypeError, "states is a builtins.int", "a list of pairs"),
+    "cap": (lambda: functions.softcap("a"), TypeError, "cap is a builtins.str", "a positive number"),
+    "cache of lists": (lambda: KVCache([1], [1], USED).attention(Q), TypeError, "k_cache is a builtins.list", "torch.Tensor"),
+    "values in keys": (lambda: paged_attention(Q[:, :, :1], PAGES, None, TABLE, USED, value_in_key="8"), TypeError,
+                       "value_in_key is a builtins.str", "an integer"),
     "states": (lambda: merge_states(Q), TypeError, "states[0] is a torch.Tensor", "a pair"),
     "state to add to": (lambda: accumulate(Q, K, K, None, SQUARE), TypeError, "o is a builtins.NoneType"),
     "wide codes": (lambda: quantized_attention(Q, K, K), TypeError, "q is torch.float32", "torch.int8"),

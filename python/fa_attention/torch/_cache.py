@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from .._errors import type_name
 from .._options import Options
 from . import _cache_ops, _cache_raw, _raw, _schedule
 from ._attention import Captures, is_direct, split_captures
@@ -205,19 +206,22 @@ class KVCache(NamedTuple):
 
     def attention(self, q: Tensor, **options: Any) -> Any:
         """`paged_attention` of q [b, h_q, s_q, d_qk] over the cache; options: the other arguments."""
-        k, v, k_scale, v_scale = self.k, self.v, self.k_scale, self.v_scale
-        if self.block_table is None and self.batch_index is None:
-            k, v, k_scale, v_scale = first_rows(k, v, k_scale, v_scale, self.seqused_kv.shape[0])
+        k, v, k_scale, v_scale = self._rows()
         return paged_attention(q, k, v, self.block_table, self.seqused_kv, batch_index=self.batch_index,
                                seq_begin=self.seq_begin, layout=self.layout, k_scale=k_scale, v_scale=v_scale,
                                value_in_key=self.value_in_key, **options)
 
 
+    def _rows(self) -> tuple[Any, ...]:
+        """k, v and their scales as `paged_attention` takes them."""
+        given = (self.k, self.v, self.k_scale, self.v_scale)
+        if self.block_table is not None or self.batch_index is not None or not isinstance(self.seqused_kv, Tensor):
+            return given
+        return first_rows(*given, self.seqused_kv.shape[0])
+
     def schedule(self, q: Tensor, **options: Any) -> Tensor:
         """`schedule` of the cache's calls with q; options: out, and those of `attention`, without return_lse and schedule."""
-        k, v, k_scale, v_scale = self.k, self.v, self.k_scale, self.v_scale
-        if self.block_table is None and self.batch_index is None:
-            k, v, k_scale, v_scale = first_rows(k, v, k_scale, v_scale, self.seqused_kv.shape[0])
+        k, v, k_scale, v_scale = self._rows()
         return _schedule.schedule(q, k, v, self.block_table, self.seqused_kv, batch_index=self.batch_index,
                                   seq_begin=self.seq_begin, layout=self.layout, k_scale=k_scale, v_scale=v_scale,
                                   value_in_key=self.value_in_key, **options)
@@ -226,6 +230,8 @@ class KVCache(NamedTuple):
 def first_rows(k: Tensor, v: Optional[Tensor], k_scale: Optional[Tensor], v_scale: Optional[Tensor], b: int) -> tuple[Any, ...]:
     """The rows of a contiguous cache that b requests have in their order, and scales of them."""
     for name, t in (("k_cache", k), ("v_cache", v)):
+        if t is not None and not isinstance(t, Tensor):
+            raise TypeError(f"{name} is a {type_name(t)}: accepted is a torch.Tensor")
         if t is not None and t.shape[0] < b:
             raise ValueError(f"{name} has {t.shape[0]} rows: accepted without batch_index are {b} and more, the b of q")
     return tuple(t[:b] if t is not None and t.shape[0] > b else t for t in (k, v, k_scale, v_scale))

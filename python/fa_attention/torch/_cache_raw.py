@@ -451,6 +451,8 @@ def check_layout(layout: Any) -> None:
 
 def _check_values(v: Optional[Tensor], call: PagedCall, q: Tensor) -> None:
     """That V is a tensor, or the first columns of K."""
+    if isinstance(call.value_in_key, (str, float)):
+        raise TypeError(f"value_in_key is a {type_name(call.value_in_key)}: accepted is an integer")
     if (v is None) != (call.value_in_key != 0):
         raise ValueError(f"v_pages is {'None' if v is None else 'given'} and value_in_key {call.value_in_key}: accepted are a "
                          "torch.Tensor with value_in_key 0, and None with the columns of K that are V")
