@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch")
 import fa_attention.flash_attn as flash  # noqa: E402
 from fa_attention import functions  # noqa: E402
 from fa_attention.torch import (  # noqa: E402
-    Attention, KVCache, accumulate, append, attention, attention_statistics, merge_states, paged_attention, quantize, quantized_attention,
-    scaled_dot_product_attention, varlen_attention)
+    Attention, KVCache, accumulate, append, attention, attention_statistics, merge_states, paged_attention, quantize,
+    quantized_attention, scaled_dot_product_attention, varlen_attention)
 
 Q, K, SQUARE = torch.ones(1, 4, 8, 16), torch.ones(1, 2, 8, 16), torch.ones(8, 8)
 PACKED, CU = torch.ones(8, 4, 16), torch.tensor([0, 4, 8], dtype=torch.int32)
