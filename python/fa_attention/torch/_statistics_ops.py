@@ -92,16 +92,27 @@ def _made(device: tuple[int, int], d_qk: int, d_v: int, dtype: str, score: Any, 
     return capi.Attention(load(), d_qk, dtype, head_dim_v=d_v, device=device, **functions, **dict(options))
 
 
+def function_of(expression: Optional[str], captures: Mapping[str, Any], grads: Mapping[str, bool]) -> Any:
+    """Hashable: an expression and the captures that it names."""
+    if not expression:
+        return None
+    dtypes = {name: CAPTURE_DTYPES[value.dtype] if isinstance(value, Tensor) else "float32" for name, value in captures.items()}
+    return expression, tuple((name, dtype, grads.get(name, False)) for name, dtype in dtypes.items() if name in words(expression))
+
+
+def made(q: Tensor, d_v: int, score: Any, mask: Any, options: Mapping[str, Any]) -> capi.Attention:
+    """The handle of these, by what `function_of` makes of functions."""
+    device = (capi.DEVICE_CUDA, q.device.index or 0) if q.is_cuda else (capi.DEVICE_HOST, 0)
+    return _made(device, q.shape[-1], d_v, DTYPES[q.dtype], score, mask, tuple(options.items()))
+
+
 def _attention(q: Tensor, v: Tensor, captures: Sequence[Tensor], call: Call, options: Mapping[str, Any],
                grads: Sequence[bool]) -> capi.Attention:
     """grads: which captured tensors have their gradient computed."""
-    declared = [(name, CAPTURE_DTYPES[t.dtype], bool(grad)) for name, t, grad in zip(call.tensor_names, captures, grads)]
-    declared += [(name, "float32", False) for name in call.number_names]
-    _options.check_gradients(call.score, ((name, grad) for name, _, grad in declared))
-    functions = [(text, tuple(each for each in declared if each[0] in words(text))) if text else None
-                 for text in (call.score, call.mask)]
-    device = (capi.DEVICE_CUDA, q.device.index or 0) if q.is_cuda else (capi.DEVICE_HOST, 0)
-    return _made(device, q.shape[3], v.shape[3], DTYPES[q.dtype], *functions, tuple(options.items()))
+    named = {name: bool(grad) for name, grad in zip(call.tensor_names, grads)}
+    _options.check_gradients(call.score, named.items())
+    score, mask = (function_of(text, call.captures(captures), named) for text in (call.score, call.mask))
+    return made(q, v.shape[3], score, mask, options)
 
 
 def _run(q: Tensor, bind: Any, *tensors: Any, **named: Any) -> None:
