@@ -184,8 +184,21 @@ mkdir -p build
 start=$SECONDS
 
 stage 8 "build: release"
+# Tests of arrays are part of what a change has to pass, those of PyTorch of --full.
+more=()
+[[ $mode != full ]] || more=(--torch)
+python=$(tools/python_venv.sh "${more[@]}") || python=''
+options=(-DFA_BUILD_TORCH_OPS=OFF -U '*Python3_EXECUTABLE')
+[[ -z $python ]] || options+=("-DPython3_EXECUTABLE=$python")
+if [[ $mode == full ]]; then
+  if [[ -n $python ]] && "$python" -c 'import torch; assert torch.__version__ >= torch.torch_version.TorchVersion("2.10")' 2>/dev/null; then
+    options+=(-DFA_BUILD_TORCH_OPS=ON)
+  else
+    count skip "compiled operators of PyTorch (${python:-python3} has no PyTorch 2.10 or later)"
+  fi
+fi
 # Precompiled headers for speed; the static library below does without, and finds includes that are missing.
-configure release -DBUILD_SHARED_LIBS=ON -DFA_PRECOMPILE=ON
+configure release -DBUILD_SHARED_LIBS=ON -DFA_PRECOMPILE=ON "${options[@]}"
 cmake --build build/release -j "$jobs"
 
 say_gpu
@@ -264,10 +277,10 @@ fi
 if [[ $mode == full ]]; then
   stage 0 "models of transformers"
   status=0
-  FA_LIBRARY=build/release/libfa.so python3 tests/python/run_pytest.py tests/python/test_transformers.py --full || status=$?
+  FA_LIBRARY=build/release/libfa.so "${python:-python3}" tests/python/run_pytest.py tests/python/test_transformers.py --full || status=$?
   case $status in
     0) count pass "models of transformers" ;;
-    77) count skip "models of transformers (python3 has no pytest, PyTorch or transformers)" ;;
+    77) count skip "models of transformers (${python:-python3} has no pytest, PyTorch or transformers)" ;;
     *) count fail "models of transformers" ;;
   esac
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import re
 from functools import lru_cache
-from typing import Any, Iterable, NamedTuple, Optional
+from typing import Any, Iterable, Mapping, NamedTuple, Optional, SupportsIndex
 
 from . import capi
 from ._errors import type_name
@@ -52,20 +52,39 @@ class Options(NamedTuple):
 _KINDS: tuple[tuple[str, Any, str], ...] = (
     ("scale", numbers.Real, "a number"), ("window_left", numbers.Integral, "an integer"),
     ("window_right", numbers.Integral, "an integer"), ("chunk", numbers.Integral, "an integer"),
+    ("top_keys", numbers.Integral, "an integer"), ("max_s_q", SupportsIndex, "an integer"),
+    ("max_s_kv", SupportsIndex, "an integer"),
     ("dropout", numbers.Real, "a number"), ("score", str, "an expression, as text"), ("mask", str, "an expression, as text"))
 
 
+def check_kinds(named: Mapping[str, Any]) -> None:
+    """TypeError for an argument that is neither a number nor a text where one is accepted."""
+    for name, kind, accepted in _KINDS:
+        value = named.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(f"{name} is a {type_name(value)}: accepted is {accepted}")
+    for name in ("causal", "top_left", "deterministic"):
+        value = named.get(name, False)
+        if not isinstance(value, numbers.Integral) and type(value).__name__ not in ("bool", "bool_"):  # NumPy's, too
+            raise TypeError(f"{name} is a {type_name(value)}: accepted is a bool")
+
+
 @lru_cache(maxsize=4096)
+def _kept_options(invariance: str, *fields: Any) -> Options:
+    options = Options(*fields)._replace(invariance=invariance)
+    check_kinds(options._asdict())
+    check_names(options.score, options.mask, options.tensors + options.numbers)
+    return options
+
+
 def make_options(*fields: Any, invariance: str = "none") -> Options:
     """One Options for equal fields, the last of which has its name. TypeError for what is neither a number nor a text where one
     is accepted, ValueError for a capture that no function names."""
-    options = Options(*fields)._replace(invariance=invariance)
-    for name, kind, accepted in _KINDS:
-        value = getattr(options, name)
-        if value is not None and not isinstance(value, kind):
-            raise TypeError(f"{name} is a {type_name(value)}: accepted is {accepted}")
-    check_names(options.score, options.mask, options.tensors + options.numbers)
-    return options
+    try:
+        return _kept_options(invariance, *fields)
+    except TypeError:
+        check_kinds(Options(*fields)._asdict())  # what has no hash
+        raise
 
 
 @lru_cache(maxsize=4096)
@@ -104,14 +123,18 @@ def check_names(score: Optional[str], mask: Optional[str], names: Iterable[str])
             raise ValueError(f"captures has {name!r}: accepted is what score or mask names, {score!r} and {mask!r}")
 
 
+def check_gradients(score: Optional[str], grads: Iterable[tuple[str, bool]]) -> None:
+    """ValueError for a capture whose gradient is asked for, and which the score function does not name."""
+    for name, grad in grads:
+        if grad and name not in words(score):
+            raise ValueError(f"captures[{name!r}] requires a gradient: accepted is that of a capture of the score function; "
+                             "a mask has none")
+
+
 @lru_cache(maxsize=1024)
 def handle(key: HandleKey) -> capi.Attention:
     options = key.options
-    in_score = words(options.score)
-    for name, grad in zip(options.tensors, key.grads):
-        if grad and name not in in_score:
-            raise ValueError(f"captures[{name!r}] requires a gradient: accepted is that of a capture of the score function; "
-                             "a mask has none")
+    check_gradients(options.score, zip(options.tensors, key.grads))
     d_v = 0 if options.value_in_key else key.d_v
     padded = options.varlen and not options.accumulate and options.o_dtype != "float8_e4m3fn"
     return capi.Attention(

@@ -33,7 +33,8 @@ Named = Sequence[tuple[str, Spec]]
 class Frame:
     """The structs of one call at a time."""
 
-    __slots__ = ("tensors", "numbers", "sequences", "dropout", "cache", "scratch", "inputs", "outputs", "scratch_at", "keep")
+    __slots__ = ("tensors", "numbers", "sequences", "dropout", "cache", "schedule", "scratch", "inputs", "outputs",
+                 "scratch_at", "keep")
 
     def __init__(self, layout: "Layout") -> None:
         structs = {name: spec.struct() for name, spec in (*layout.read, *layout.written)}
@@ -54,12 +55,14 @@ class Frame:
         self.dropout = _abi.DropoutState() if layout.dropout else None
         table = {"block_table": ctypes.pointer(structs["block_table"])} if "block_table" in structs else {}
         self.cache = _abi.PagedCache(**table) if layout.paged else None
+        self.schedule = _abi.ScheduleMemory() if layout.paged else None
         self.scratch = _abi.Workspace()
         self.keep = (names, captures, dcaptures, structs)
         read = {name: ctypes.pointer(structs[name]) for name, _ in layout.read if name != "block_table"}
         written = {name: ctypes.pointer(structs[name]) for name, _ in layout.written}
         more = {name: ctypes.pointer(struct) for name, struct in (
-            ("sequences", self.sequences), ("dropout", self.dropout), ("cache", self.cache)) if struct is not None}
+            ("sequences", self.sequences), ("dropout", self.dropout), ("cache", self.cache), ("schedule", self.schedule))
+                if struct is not None}
         backward = "dout" in structs
         outputs = {"captures": dcaptures, "capture_count": len(gradients)} if backward else {}
         self.inputs = (_abi.BackwardInputs if backward else _abi.ForwardInputs)(
@@ -84,7 +87,7 @@ class Layout(NamedTuple):
 # b, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, max_s_q, max_s_kv
 Sequences = tuple[int, Optional[int], Optional[int], Optional[int], Optional[int], int, int]
 DropoutState = tuple[int, int, Optional[int]]  # seed, offset, address of both
-Cache = tuple[Optional[int], Optional[int]]  # batch_index, seq_begin
+Cache = tuple[Optional[int], Optional[int], Optional[int], int]  # batch_index, seq_begin, a schedule and its bytes
 
 
 class PreparedCall:
@@ -103,6 +106,13 @@ class PreparedCall:
         names = [name for name, _ in (*layout.read, *layout.written)]
         self.main = [n for n, name in enumerate(names) if name in main]
         self._scratch: list[Optional[int]] = [None, None]
+
+    def is_aligned(self, main: Sequence[int]) -> bool:
+        """Whether all rows start at multiples of 16 bytes, with q, k, v, o and gradients at the addresses `main`."""
+        bits = 0
+        for address in main:
+            bits |= address
+        return self._rows_aligned and bits & 15 == 0
 
     def scratch_size(self, addresses: Sequence[int]) -> int:
         """Bytes of scratch that the call needs."""
@@ -139,8 +149,8 @@ class PreparedCall:
             (s.b, s.cu_seqlens_q, s.cu_seqlens_kv, s.seqused_q, s.seqused_kv, s.max_s_q, s.max_s_kv) = sequences
         if frame.dropout is not None and dropout is not None:
             frame.dropout.seed, frame.dropout.offset, frame.dropout.device = dropout
-        if frame.cache is not None and cache is not None:
-            frame.cache.batch_index, frame.cache.seq_begin = cache
+        if frame.cache is not None and frame.schedule is not None and cache is not None:
+            frame.cache.batch_index, frame.cache.seq_begin, frame.schedule.data, frame.schedule.size = cache
         if scratch_size:
             frame.scratch.data, frame.scratch.size = scratch, scratch_size
         arguments = (self.attention.handle, ctypes.addressof(frame.inputs), ctypes.addressof(frame.outputs), stream,

@@ -12,6 +12,7 @@ import sys
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from . import _abi, _options, _views, capi
+from ._errors import type_name
 from ._options import HandleKey
 from ._views import View, view
 
@@ -81,6 +82,8 @@ def _check(views: Mapping[str, View], varlen: bool) -> None:
 
 
 def _prepare(given: _Inputs, grads: Sequence[str] = ()) -> _Prepared:
+    if given.captures is not None and not isinstance(given.captures, Mapping):
+        raise TypeError(f"captures is a {type_name(given.captures)}: accepted is a mapping of names to arrays and numbers")
     given_captures = dict(given.captures or {})
     views = {name: view(name, array, given.stream) for name, array in zip("qkv", given[:3])}
     if given.sink is not None:
@@ -110,6 +113,8 @@ def _dropout(rng_state: Optional[Sequence[int]]) -> _abi.DropoutState:
         raise ValueError("rng_state is None: accepted with dropout is (seed, offset)")
     if hasattr(rng_state, "dtype"):
         return capi.dropout_state(device=rng_state)
+    if not isinstance(rng_state, (tuple, list)):
+        raise TypeError(f"rng_state is a {type_name(rng_state)}: accepted are (seed, offset) and an int64 array of both")
     if len(rng_state) != 2:
         raise ValueError(f"rng_state has {len(rng_state)} elements: accepted are (seed, offset)")
     return capi.dropout_state(int(rng_state[0]), int(rng_state[1]))

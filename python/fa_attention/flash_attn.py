@@ -30,16 +30,36 @@ __all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_
 
 def _window(window_size: Any) -> tuple[int, int]:
     """Both sides, of integers or of tensors of one."""
-    left, right = window_size
+    try:
+        left, right = window_size
+    except (TypeError, ValueError):
+        raise TypeError(f"window_size is {window_size!r}: accepted is a pair (left, right), -1 for none") from None
     return operator.index(left), operator.index(right)
 
 
+def _check(q: Any, k: Any, v: Any, axes: str) -> None:
+    """TypeError and ValueError for q, k and v that are no tensors of these axes."""
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name} is a {type_name(t)}: accepted is a torch.Tensor")
+        if t.dim() != axes.count(",") + 1:
+            raise ValueError(f"{name} has shape {list(t.shape)}: accepted is {axes}")
+
+
+def _check_slopes(slopes: Any, heads: Any) -> None:
+    if not isinstance(slopes, Tensor):
+        raise TypeError(f"alibi_slopes is a {type_name(slopes)}: accepted is a torch.Tensor")
+    if slopes.dim() not in (1, 2) or slopes.shape[-1] != heads:
+        raise ValueError(f"alibi_slopes has shape {list(slopes.shape)}: accepted are [h_q] and [b, h_q], h_q = {heads}")
+
+
 def _options(dropout_p: float, causal: bool, window_size: tuple[int, int], softcap: float, alibi_slopes: Optional[Tensor],
-             deterministic: bool) -> dict[str, Any]:
+             deterministic: bool, heads: Any) -> dict[str, Any]:
     left, right = _window(window_size)
     score = functions.softcap(softcap) if softcap else None
     captures = None
     if alibi_slopes is not None:
+        _check_slopes(alibi_slopes, heads)
         score = functions.compose(score, functions.alibi(alibi_slopes.dim() == 2))
         captures = {"slope": alibi_slopes}
     return {"causal": causal, "window_left": left if left >= 0 else None,
@@ -57,9 +77,10 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, sof
                     return_attn_probs: bool = False) -> Any:
     """o [b, s_q, h_q, d_v] of q [b, s_q, h_q, d_qk], k [b, s_kv, h_kv, d_qk] and v [b, s_kv, h_kv, d_v]. alibi_slopes: fp32 [h_q]
     or [b, h_q]. return_attn_probs: (o, lse [b, h_q, s_q], None). Errors as of fa_attention.torch.attention."""
+    _check(q, k, v, "[b, s, h, d]")
     d_v = v.shape[-1]
     q, k, v, softmax_scale = padded_heads(q, k, v, softmax_scale)
-    options = _options(dropout_p, causal, window_size, softcap, alibi_slopes, deterministic)
+    options = _options(dropout_p, causal, window_size, softcap, alibi_slopes, deterministic, q.shape[2])
     result = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), scale=softmax_scale,
                        return_lse=return_attn_probs, **options)
     if return_attn_probs:
@@ -67,13 +88,24 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, sof
     return _result(result.transpose(1, 2), d_v)
 
 
+def _check_packed(name: str, t: Any, axes: str, count: int) -> None:
+    """Of tensors with `count` of q, k and v behind each other."""
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name} is a {type_name(t)}: accepted is a torch.Tensor")
+    rank = axes.count(",") + 1
+    if t.dim() != rank or t.shape[rank - 3] != count:
+        raise ValueError(f"{name} has shape {list(t.shape)}: accepted is {axes}")
+
+
 def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *arguments: Any, **options: Any) -> Any:
     """flash_attn_func of kv [b, s_kv, 2, h_kv, d]."""
+    _check_packed("kv", kv, "[b, s_kv, 2, h_kv, d]", 2)
     return flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], *arguments, **options)
 
 
 def flash_attn_qkvpacked_func(qkv: Tensor, *arguments: Any, **options: Any) -> Any:
     """flash_attn_func of qkv [b, s, 3, h, d]."""
+    _check_packed("qkv", qkv, "[b, s, 3, h, d]", 3)
     return flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], *arguments, **options)
 
 
@@ -86,12 +118,13 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
     as int32 cu_seqlens_q and cu_seqlens_k [b + 1] say. With block_table, int32 [b, max_pages], k and v are pages,
     [pages, page_size, h_kv, d], and the lengths of keys are the differences of cu_seqlens_k; there are then no gradients, and
     no dropout. return_attn_probs: (o, lse [h_q, total_q], None). Errors as of fa_attention.torch.varlen_attention."""
+    _check(q, *((k, v) if block_table is None else (q, q)), axes="[total, h, d]")
+    options = _options(dropout_p, causal, window_size, softcap, alibi_slopes, deterministic, q.shape[1])
     if block_table is not None:
         return _varlen_over_pages(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, return_attn_probs,
-                                  softmax_scale, _options(dropout_p, causal, window_size, softcap, alibi_slopes, deterministic))
+                                  softmax_scale, options)
     d_v = v.shape[-1]
     q, k, v, softmax_scale = padded_heads(q, k, v, softmax_scale)
-    options = _options(dropout_p, causal, window_size, softcap, alibi_slopes, deterministic)
     result = varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, max_s_q=max_seqlen_q, max_s_kv=max_seqlen_k,
                               scale=softmax_scale, return_lse=return_attn_probs, **options)
     return (_result(result[0], d_v), result[1], None) if return_attn_probs else _result(result, d_v)
@@ -113,11 +146,13 @@ def _varlen_over_pages(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu
 
 def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *arguments: Any, **options: Any) -> Any:
     """flash_attn_varlen_func of kv [total_kv, 2, h_kv, d]."""
+    _check_packed("kv", kv, "[total_kv, 2, h_kv, d]", 2)
     return flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], *arguments, **options)
 
 
 def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *arguments: Any, **options: Any) -> Any:
     """flash_attn_varlen_func of qkv [total, 3, h, d]."""
+    _check_packed("qkv", qkv, "[total, 3, h, d]", 3)
     return flash_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *arguments,
                                   **options)
 
@@ -300,7 +335,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Opti
         turned = append(k.transpose(1, 2), v.transpose(1, 2), k_cache, v_cache, used, block_table=block_table,
                         batch_index=cache_batch_idx, q=queries if together else None, **rotary)
         queries, lengths = turned if turned is not None else queries, used
-    options = _options(0.0, causal, window_size, softcap, alibi_slopes, False)
+    options = _options(0.0, causal, window_size, softcap, alibi_slopes, False, q.shape[2])
     del options["dropout"], options["deterministic"]
     result = paged_attention(queries, k_cache, v_cache, block_table, lengths, batch_index=cache_batch_idx,
                              seq_begin=cache_leftpad, scale=softmax_scale, return_lse=return_softmax_lse, **scales, **options)

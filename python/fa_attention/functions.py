@@ -6,14 +6,19 @@ They are texts: `attention(q, k, v, score=softcap(30))`. What an expression name
 
 from __future__ import annotations
 
+import numbers
 import re
 from typing import Any, Optional
+
+from ._errors import type_name
 
 _CAUSAL_ROW = "(q + s_kv - s_q)"
 
 
 def softcap(cap: float) -> str:
     """cap * tanh(score / cap): scores stay within +-cap. ValueError for a cap that is not positive."""
+    if not isinstance(cap, numbers.Real):
+        raise TypeError(f"cap is a {type_name(cap)}: accepted is a positive number")
     if not 0 < cap < float("inf"):
         raise ValueError(f"cap is {cap}: accepted is a positive number")
     text = f"{float(cap):.9g}"
@@ -39,6 +44,8 @@ def bias(axes: str = "bhqk") -> str:
 def relative_table(distance: int) -> str:
     """score + table[h, clamp(j - i', -distance, distance) + distance]. Captures table [h_q, 2 * distance + 1]. ValueError
     for a distance below 1."""
+    if not isinstance(distance, numbers.Integral):
+        raise TypeError(f"distance is a {type_name(distance)}: accepted is an integer from 1 on")
     if distance < 1:
         raise ValueError(f"distance is {distance}: accepted are 1 and more")
     return f"score + table[h, clamp(kv - {_CAUSAL_ROW}, -{distance}, {distance}) + {distance}]"

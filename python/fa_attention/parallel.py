@@ -12,12 +12,14 @@ accepts. Every rank makes the same calls in the same order. `fa_attention.torch.
 from __future__ import annotations
 
 import ctypes
+import numbers
 import os
 import threading
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence, TypeVar
 
 from . import _abi, _views, capi
+from ._errors import type_name
 from ._library import Library, load
 
 __all__ = ["Communicator", "ContextParallel", "GRADIENTS", "LAYOUTS", "SCHEMES", "load_parallel", "shard", "shard_rows", "unshard"]
@@ -136,6 +138,9 @@ def _number(name: str, table: Mapping[str, int], value: object) -> int:
 
 def _lengths(lengths: Sequence[int]) -> tuple[Any, int]:
     """The array, or None, and its length."""
+    for length in lengths:
+        if not isinstance(length, numbers.Integral):
+            raise TypeError(f"lengths has a {type_name(length)}: accepted are integers, the whole lengths of sequences")
     given = [int(length) for length in lengths]
     return ((ctypes.c_int64 * len(given))(*given) if given else None), len(given)
 
@@ -251,11 +256,19 @@ class ContextParallel:
         array, count = _lengths(lengths)
         self.lib.call(name, self.handle, ctypes.addressof(inputs), ctypes.addressof(outputs), stream or 0, array, count)
 
+    def _check_devices(self, **arrays: Any) -> None:
+        """ValueError for an array that is not where ranks of this communicator compute."""
+        kind, accepted = (_abi.DEVICE_CUDA, "a GPU's") if self.communicator._agreed is None else (_abi.DEVICE_HOST, "the host's")
+        for name, array in arrays.items():
+            if array is not None and _views.view(name, array).device[0] != kind:
+                raise ValueError(f"{name} is in other memory than ranks of this communicator compute in: accepted is {accepted}")
+
     def forward(self, q: Any, k: Any, v: Any, o: Any, lse: Any = None, stream: Optional[int] = None,
                 lengths: Sequence[int] = (), captures: Optional[Mapping[str, Any]] = None, sink: Any = None,
                 dropout: Optional[_abi.DropoutState] = None) -> None:
         """Queues attention of this rank's rows: shards [b, h, s / n, d] in any memory order, or with varlen packed ones
         [total / n, h, d], of sequences of these whole lengths. Captures and the sink are those of the whole."""
+        self._check_devices(q=q, k=k, v=v, o=o, lse=lse, sink=sink)
         inputs = _abi.ForwardInputs(**capi._pointers(q=q, k=k, v=v), **capi._variants(None, dropout, captures, sink, None))
         self._call("fa_parallel_forward", inputs, _abi.ForwardOutputs(**capi._pointers(o=o, lse=lse)), stream, lengths)
 
@@ -263,6 +276,7 @@ class ContextParallel:
                  stream: Optional[int] = None, lengths: Sequence[int] = (), captures: Optional[Mapping[str, Any]] = None,
                  sink: Any = None, dsink: Any = None, dropout: Optional[_abi.DropoutState] = None) -> None:
         """Likewise the gradients of this rank's rows and keys."""
+        self._check_devices(q=q, k=k, v=v, o=o, lse=lse, dout=dout, dq=dq, dk=dk, dv=dv, dlse=dlse, sink=sink, dsink=dsink)
         inputs = _abi.BackwardInputs(**capi._pointers(q=q, k=k, v=v, o=o, lse=lse, dout=dout, dlse=dlse),
                                      **capi._variants(None, dropout, captures, sink, None))
         outputs = _abi.BackwardOutputs(**capi._pointers(dq=dq, dk=dk, dv=dv, dsink=dsink), **capi.captured(None))

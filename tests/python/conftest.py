@@ -1,12 +1,16 @@
 """Tests of the Python package, on the host device: python -m pytest tests/python. FA_LIBRARY names libfa.so where it is
 neither in the package nor in build/release. --device cuda runs what takes a device on a GPU, --full all models."""
 
+import os
 import pathlib
 import sys
 
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "python"))
+for name in ("FA_LIBRARY", "FA_PARALLEL_LIBRARY"):  # some tests start processes elsewhere
+    if os.environ.get(name):
+        os.environ[name] = os.path.abspath(os.environ[name])
 collect_ignore = ["ctypes_test.py"]  # a script of its own
 
 

@@ -155,6 +155,10 @@ def test_strides_and_outputs():
 
 def test_errors():
     q, k, v = make_arrays()
+    attend = lambda **options: lambda: fa_attention.attention(q, k, v, **options)  # noqa: E731
+    refused(TypeError, attend(score="score * x", captures=[1]), "captures is a builtins.list", "a mapping")
+    refused(TypeError, attend(dropout=0.5, rng_state=5), "rng_state is a builtins.int", "(seed, offset)")
+    refused(TypeError, lambda: fa_attention.attention(q, k, v, causal="yes"), "causal is a builtins.str", "a bool")
     refused(TypeError, lambda: fa_attention.attention(q.tolist(), k, v), "q is a builtins.list", "NumPy")
     refused(TypeError, lambda: fa_attention.attention(q.astype(np.int64), k, v), "q is int64", "float16")
     refused(TypeError, lambda: fa_attention.attention(q, k.astype(np.float32), v), "k is float32", "as in q")

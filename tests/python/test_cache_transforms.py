@@ -1,5 +1,7 @@
 """Transforms of calls over a KV cache: vmap, and the derivatives that there are none of."""
 
+import itertools
+
 import pytest
 from conftest import refused
 
@@ -193,3 +195,29 @@ def test_nothing_is_recorded():
 
     Asks.apply(q, weight).sum().backward()
     assert torch.isfinite(weight.grad).all()
+
+
+@pytest.mark.parametrize("which", list(itertools.product((False, True), repeat=4)))
+def test_vmap_of_single_requests(device, which):
+    """What is not mapped is the same in each call, of one request."""
+    if not any(which):
+        pytest.skip("nothing is mapped")
+    pages = Pages((9, 4, 7), device)
+    torch.manual_seed(4)
+    tensors = (torch.randn(3, 4, 2, 16, device=device), pages.table, pages.used, numbers(1, 0, 2, device=device))
+    tensors = [t if mapped else t[0] for t, mapped in zip(tensors, which)]
+
+    def one(q, table, used, begin):
+        return paged_attention(q[None], pages.k, pages.v, table[None], used[None], seq_begin=begin[None], causal=True)
+
+    actual = torch.vmap(one, in_dims=tuple(0 if mapped else None for mapped in which))(*tensors)
+    for n in range(3):
+        expected = one(*(t[n] if mapped else t for t, mapped in zip(tensors, which)))
+        torch.testing.assert_close(actual[n], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_vmap_over_a_table_of_more_rows_is_refused(device):
+    pages = Pages((9, 4, 7), device)
+    q = torch.randn(3, 4, 2, 16, device=device)
+    one = lambda q, used: paged_attention(q[None], pages.k, pages.v, pages.table, used[None])  # noqa: E731
+    refused(ValueError, lambda: torch.vmap(one)(q, pages.used), "block_table", "[3, 3]", "b = 1")

@@ -1,5 +1,6 @@
 """Context parallelism from Python: ranks are threads of this process, on the host device."""
 
+import inspect
 import os
 import pathlib
 import subprocess
@@ -93,7 +94,8 @@ def test_rows_before_heads_a_sink_and_32_bits():
         return o.detach(), *torch.autograd.grad(o, own_sink, shared.shard(dout))
 
     results = on_ranks(4, work)
-    torch.testing.assert_close(together([o for o, _ in results], "zigzag", expected.detach()), expected.detach(), rtol=1e-5, atol=1e-5)
+    whole = together([o for o, _ in results], "zigzag", expected.detach())
+    torch.testing.assert_close(whole, expected.detach(), rtol=1e-5, atol=1e-5)
     for _, dsink in results:  # every rank has the gradient of the whole
         torch.testing.assert_close(dsink, wanted, rtol=1e-4, atol=1e-4)
 
@@ -133,6 +135,13 @@ def test_packed_batches():
     torch.testing.assert_close(whole, expected, rtol=1e-10, atol=1e-10)
 
 
+class FarAway:
+    """An array of a GPU, as far as its protocol tells."""
+
+    def __init__(self, *shape):
+        self.dtype, self.__cuda_array_interface__ = "float32", {"shape": shape, "data": (4096, False)}
+
+
 def test_what_is_refused():
     group = parallel.Communicator.local_group(2)
     assert [communicator.rank for communicator in group] == [0, 1] and group[0].size == 2
@@ -143,6 +152,8 @@ def test_what_is_refused():
     assert make(scheme="ring", causal=True).scheme(1, 4, 4, 64, 64) == ("ring", 1)
     refused(ValueError, lambda: make().prepare(1, 4, 4, 63, 63), "63")
     refused(ValueError, lambda: parallel.Communicator.local_group(0), "0")
+    far = FarAway(1, 4, 8, 8)
+    refused(ValueError, lambda: parallel.ContextParallel(group[0], 8, "float32").forward(far, far, far, far), "q", "the host's")
     shared = ContextParallel(communicator=group[0])
     refused(ValueError, lambda: shared(*(torch.ones(4, 2, 8) for _ in "qkv")), "q", "[4, 2, 8]", "[b, h_q, s_q, d_qk]")
     q = torch.ones(1, 2, 8, 8)
@@ -320,3 +331,81 @@ def test_rows_of_ranks(layout):
         parallel.shard(whole, part, 3, rank, layout)
         assert parallel.shard_rows(3, rank, [24], layout) == part.flatten().int().tolist()
     refused(ValueError, lambda: parallel.shard_rows(2, 0, [8], "round"), "layout")
+
+
+def test_functions_and_what_they_capture():
+    q, k, v, dout = wholes()
+    slopes, keep = torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=torch.float64), torch.arange(SIZES["s"], dtype=torch.int32)
+    options = {"score": "score - slope[h] * float(abs(q - kv)) * gain", "mask": "keep[kv] % 3 != 1"}
+    captures = {"slope": slopes, "gain": 0.5, "keep": keep}
+    ones = [t.clone().requires_grad_() for t in (q, k, v)]
+    expected = attention(*ones, **options, captures=captures)
+    wanted = torch.autograd.grad(expected, ones, dout)
+
+    def work(communicator):
+        shared = ContextParallel(communicator=communicator, **options)
+        mine = [shared.shard(t).requires_grad_() for t in (q, k, v)]
+        signed = {**captures, "slope": torch._neg_view(-slopes)}
+        o = shared(*mine, captures=signed)
+        refused(ValueError, lambda: shared(*mine, captures={"bias": slopes}), "captures", "'bias'")
+        learnt = {**captures, "slope": slopes.clone().requires_grad_()}
+        refused(ValueError, lambda: shared(*mine, captures=learnt), "slope", "gradient")
+        refused(TypeError, lambda: shared(*mine, captures={**captures, "slope": slopes.long()}), "slope", "int64")
+        return (o.detach(), *torch.autograd.grad(o, mine, shared.shard(dout)))
+
+    for parts, whole in zip(zip(*on_ranks(2, work)), (expected, *wanted)):
+        torch.testing.assert_close(together(parts, "zigzag", whole.detach()), whole.detach(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("needed", [(True, False, False), (False, True, False), (False, True, True)])
+def test_inputs_that_require_no_gradient_get_none(needed):
+    q, k, v, dout = wholes()
+    ones = [t.clone().requires_grad_(need) for t, need in zip((q, k, v), needed)]
+    expected = attention(*ones, causal=True)
+    wanted = torch.autograd.grad(expected, [t for t in ones if t.requires_grad], dout)
+
+    def work(communicator):
+        shared = ContextParallel(communicator=communicator, causal=True)
+        mine = [shared.shard(t).requires_grad_(need) for t, need in zip((q, k, v), needed)]
+        o, lse = shared(*mine, return_lse=True)
+        unused = torch.autograd.grad(o, [t for t in mine if t.requires_grad], shared.shard(dout), retain_graph=True)
+        o.backward(shared.shard(dout))
+        assert [t.grad is not None for t in mine] == list(needed)
+        return unused
+
+    for parts, whole in zip(zip(*on_ranks(2, work)), wanted):
+        torch.testing.assert_close(together(parts, "zigzag", whole), whole, rtol=1e-10, atol=1e-10)
+
+
+def test_captures_that_change_before_backward_are_told():
+    def work(communicator):
+        shared = ContextParallel(communicator=communicator, score="score * gain[h]")
+        mine = shared.shard(wholes()[0]).requires_grad_()
+        gain = torch.ones(SIZES["h_q"], dtype=torch.float64)
+        o = shared(mine, mine, mine, captures={"gain": gain})
+        gain += 1
+        refused(RuntimeError, lambda: o.sum().backward(), "modified by an inplace operation")
+
+    on_ranks(1, work)
+
+
+def test_what_watches_calls_is_refused_or_breaks_its_graph():
+    q = torch.randn(1, 2, 8, 16)
+
+    def work(communicator):
+        shared = ContextParallel(communicator=communicator)
+        expected = shared(q, q, q)
+        broken = torch.compile(lambda q: shared(q * 1, q, q) * 2, backend="aot_eager")
+        torch.testing.assert_close(broken(q), 2 * expected)
+        whole = torch.compile(lambda q: shared(q, q, q), fullgraph=True, backend="aot_eager")
+        refused(RuntimeError, lambda: whole(q), *(["ContextParallel is no operator"] if "reason" in str(
+            inspect.signature(torch.compiler.disable)) else []))
+        refused(RuntimeError, lambda: torch.vmap(lambda q: shared(q, q, q))(q[None]), "ContextParallel", "torch.func")
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        refused(TypeError, lambda: shared(*[FakeTensorMode().from_tensor(q)] * 3), "q is a", "FakeTensor", "accepted")
+        refused(ValueError, lambda: shared(*[q.to("meta")] * 3), "q is on meta", "cpu")
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert shared(q, q, q).dtype == torch.bfloat16
+        refused(TypeError, lambda: shared.shard([1.0]), "whole", "list")
+
+    on_ranks(1, work)

@@ -429,7 +429,7 @@ def test_errors():
                                           "scales_given": True}), "scales_given is True", "8 bits")
     level = SharedPrefix(pages.table, numbers(0, 2), numbers(4))
     refused(TypeError, lambda: shared_prefix_attention(q, pages.k, pages.v, pages.table, pages.used, pages.used, [level]),
-            "k_pages is torch.float8_e4m3fn", "shared prefixes")
+            "k_scale is None", "k_pages of torch.float8_e4m3fn")
     apart = KVCache(torch.zeros(2, 64, 2, 16, dtype=I8), torch.zeros(2, 64, 2, 16, dtype=I8), pages.used,
                     k_scale=torch.zeros(2, 32, 2), v_scale=torch.zeros(2, 64, 2))
     refused(ValueError, lambda: apart.attention(q), "k_scale has shape [2, 32, 2]", "[2, 64, 2]")

@@ -6,6 +6,7 @@
     o = attention(q, k, v, score="score + bias[h, q, kv]", captures={"bias": bias})
     o = attention(q, k, v, dropout=0.1)                  # seeded by torch.manual_seed
     o = varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_kv)  # [total, h, d]
+    memory = schedule(q, k_pages, v_pages, block_table, seqused_kv, causal=True)  # once a step, for paged_attention(schedule=)
     append(k, v, k_pages, v_pages, seqused_kv, block_table=block_table)  # new keys and values, in place
     o = paged_attention(q, k_pages, v_pages, block_table, seqused_kv, causal=True)
     o, lse = merge_states([(o, lse), (o2, lse2)])        # of partial results over different keys, differentiable
@@ -16,10 +17,12 @@
     o = shared_prefix_attention(q, k_pages, v_pages, block_table, seqused_kv, seq_begin, [SharedPrefix(...)], causal=True)
 
 `scaled_dot_product_attention` has PyTorch's signature, and `register_flash_attention` makes fa the flash backend of PyTorch's
-own. Works on CUDA tensors (fp16, bf16, fp32; the current stream; no
-copies while the head dim is contiguous) and on CPU tensors (fp64 too; the host device). Under torch.compile, torch.export,
-fake tensors and torch.func a call is the operator torch.ops.fa_attention.forward or plain_forward. A plain eager call goes to the library
-without the dispatcher. `ContextParallel` is attention of rows that ranks share. `Attention` is a module; `KVCache` names the tensors of a cache, in pages or contiguous.
+own. `Attention` is a module, `KVCache` names the tensors of a cache, in pages or contiguous. `ContextParallel` is attention of rows
+that ranks share. All work on CUDA tensors (fp16, bf16, fp32; the current stream; no copies while the head dim is contiguous) and on
+CPU tensors (fp64 too; the host device).
+
+Under torch.compile, torch.export, fake tensors and torch.func a call is an operator of torch.ops.fa_attention. A plain eager call
+goes to the library without the dispatcher.
 """
 
 from ._accumulate import accumulate
@@ -31,11 +34,12 @@ from ._module import Attention
 from ._paged_statistics import paged_statistics
 from ._parallel import ContextParallel
 from ._quantized import Quantized, quantize, quantized_attention
+from ._schedule import schedule
 from ._sdpa import scaled_dot_product_attention
 from ._shared import SharedPrefix, shared_prefix_attention
 from ._statistics import AttentionStatistics, attention_statistics
 
 __all__ = ["Attention", "AttentionStatistics", "ContextParallel", "KVCache", "Quantized", "SharedPrefix", "accumulate", "append",
            "attention", "attention_statistics", "merge_states", "paged_attention", "paged_statistics", "quantize",
-           "quantized_attention", "register_flash_attention", "scaled_dot_product_attention", "shared_prefix_attention",
-           "varlen_attention"]
+           "quantized_attention", "register_flash_attention", "scaled_dot_product_attention", "schedule",
+           "shared_prefix_attention", "varlen_attention"]

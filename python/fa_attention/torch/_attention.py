@@ -120,6 +120,8 @@ def _dropout_state(q: Tensor, rng_state: RngState, direct: bool) -> tuple[Option
         return rng_state, 0, 0
     if rng_state is None and not direct:
         return torch.randint(0, 2**62, (2,), device=q.device), 0, 0
+    if rng_state is not None and not isinstance(rng_state, (tuple, list)):
+        raise TypeError(f"rng_state is a {type_name(rng_state)}: accepted are (seed, offset) and a torch.Tensor of both")
     pair = torch.randint(0, 2**62, (2,)).tolist() if rng_state is None else list(rng_state)
     if len(pair) != 2:
         raise ValueError(f"rng_state has {len(pair)} elements: accepted are (seed, offset)")
@@ -128,6 +130,8 @@ def _dropout_state(q: Tensor, rng_state: RngState, direct: bool) -> tuple[Option
 
 def split_captures(captures: Captures) -> tuple[tuple[str, ...], list[Tensor], tuple[str, ...], tuple[float, ...]]:
     """Names and values of captured tensors, and of numbers."""
+    if captures is not None and not isinstance(captures, Mapping):
+        raise TypeError(f"captures is a {type_name(captures)}: accepted is a mapping of names to tensors and numbers")
     names, tensors, scalars, values = [], [], [], []
     for name, value in (captures or {}).items():
         if isinstance(value, Tensor):
@@ -141,9 +145,13 @@ def split_captures(captures: Captures) -> tuple[tuple[str, ...], list[Tensor], t
     return tuple(names), tensors, tuple(scalars), tuple(values)
 
 
-def _cast(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """What autocast to `dtype` makes of them: fp64 stays."""
-    cast = [t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in (q, k, v)]
+def cast_for_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What autocast makes of them, where it is on: fp64 stays, and so does what is no tensor."""
+    kind = q.device.type if isinstance(q, Tensor) else "meta"
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(kind)
+    cast = [t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() and t.dtype != torch.float64 else t for t in (q, k, v)]
     return cast[0], cast[1], cast[2]
 
 
@@ -154,8 +162,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, fixed: tuple[Any, ...], varlen: Opt
     direct = kind in ("cpu", "cuda") and is_direct(q, k, v, sink)
     if not direct:
         _raw.check_tensors(q, k, v, varlen is not None)
-    if kind != "meta" and torch.is_autocast_enabled(kind):
-        q, k, v = _cast(q, k, v, torch.get_autocast_dtype(kind))
+    q, k, v = cast_for_autocast(q, k, v)
     names, tensors, scalars, values = split_captures(captures) if captures else ((), [], (), ())
     if sink is not None:
         sink = _raw.sink_like(sink, q)
@@ -218,7 +225,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: O
             if result is not None:
                 return result
         return _attend(q, k, v, fixed, None, captures, sink, rng_state, return_lse, invariance)
-    except AttributeError:
+    except (AttributeError, RuntimeError):
         _raw.check_tensors(q, k, v, False)
         raise
 
@@ -243,7 +250,7 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_s
         fixed = (causal, scale, top_left, window_left, window_right, chunk, dropout, deterministic, score, mask)
         varlen = (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, max_s_q, max_s_kv)
         return _attend(q, k, v, fixed, varlen, captures, sink, rng_state, return_lse, invariance)
-    except AttributeError:
+    except (AttributeError, RuntimeError):
         _raw.check_tensors(q, k, v, True)
         raise
 

@@ -81,6 +81,8 @@ def each_in_turn(operator: Any, written: Sequence[int] = ()) -> Callable[..., An
         each = [operator(*(select(t, dim, n) for t, dim in zip(arguments, in_dims))) for n in range(info.batch_size)]
         if each[0] is None:
             return None, None
+        if isinstance(each[0], Tensor):
+            return torch.stack(each), 0
         return tuple(torch.stack(parts) for parts in zip(*each)), (0,) * len(each[0])
 
     return rule

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from .._errors import type_name
 from .._options import Options
-from . import _cache_ops, _cache_raw, _raw
+from . import _cache_ops, _cache_raw, _raw, _schedule
 from ._attention import Captures, is_direct, split_captures
 from ._cache_raw import AppendCall, PagedCall
 
@@ -22,7 +23,7 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Optional[Tensor], block
                     sink: Optional[Tensor] = None, return_lse: bool = False, k_scale: Optional[Tensor] = None,
                     v_scale: Optional[Tensor] = None, q_scale: Optional[Tensor] = None, row_bias: Optional[Tensor] = None,
                     dtype: Optional[torch.dtype] = None, precise: bool = False, value_in_key: int = 0,
-                    invariance: str = "none") -> Any:
+                    invariance: str = "none", schedule: Optional[Tensor] = None) -> Any:
     """`attention` of requests whose keys and values are in pages, or rows of a contiguous cache: o [b, h_q, s_q, d_v], in
     the memory order of q.
 
@@ -58,6 +59,8 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Optional[Tensor], block
     and v_scale are of the rows of pages, or [b, h_kv], of each request. dtype: of o, bf16 unless given, fp16 or
     torch.float8_e4m3fn. precise: as there. There is no seq_begin.
 
+    schedule: what `schedule` has made for calls like this one, in place of one of its own.
+
     Functions, captures, sink, invariance and return_lse are as in `attention`; the log-sum-exp is [b, h_q, s_q], of packed queries
     [h_q, total_q]. Rows without keys are 0, their log-sum-exp -inf, or the sink.
 
@@ -67,10 +70,10 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Optional[Tensor], block
     """
     call = (block_table, seqused_kv, cu_seqlens_q, seqused_q, batch_index, seq_begin, max_s_q, max_s_kv)
     options = (causal, scale, window_left, window_right, chunk, score, mask)
-    last = (k_scale, v_scale, q_scale, row_bias, dtype, precise, value_in_key)
+    last = (k_scale, v_scale, q_scale, row_bias, dtype, precise, value_in_key, schedule)
     try:
         return _paged(q, k_pages, v_pages, layout, call, options, captures, sink, last, return_lse, invariance)
-    except AttributeError:
+    except (AttributeError, RuntimeError):
         fixed = Options(varlen=cu_seqlens_q is not None)
         _cache_raw.check_kinds(q, k_pages, v_pages, None, (), PagedCall._make([fixed, layout, *call, (), *last]))
         raise
@@ -83,12 +86,12 @@ def _paged(q: Tensor, k: Tensor, v: Optional[Tensor], layout: str, arrays: tuple
     names, tensors, scalars, values = split_captures(captures) if captures else ((), [], (), ())
     if sink is not None:
         sink = _raw.sink_like(sink, q)
-    if q.device.type not in ("cpu", "cuda") or not is_direct(q, k, v, sink, *arrays[:2], *tensors, *last[:4]):
+    if q.device.type not in ("cpu", "cuda") or not is_direct(q, k, v, sink, *arrays[:2], *tensors, *last[:4], last[7]):
         if not torch.compiler.is_compiling():
             fixed = Options(varlen=arrays[2] is not None, tensors=names)
             _cache_raw.check_kinds(q, k, v, sink, tensors, PagedCall._make([fixed, layout, *arrays, values, *last]))
-        o, lse = _cache_ops.forward_op(q, k, v, sink, tensors, *arrays, values, layout, *options, names, scalars, *last,
-                                       invariance)
+        o, lse = _cache_ops.forward_op(q, k, v, sink, tensors, *arrays, values, layout, *options, names, scalars, *last[:7],
+                                       invariance, last[7])
         return (o, lse) if return_lse else o
     if torch.is_grad_enabled():
         named = (("q", q), ("k_pages", k), ("v_pages", v), ("sink", sink), *zip(PagedCall._fields[11:15], last),
@@ -140,13 +143,13 @@ def append(k: Tensor, v: Optional[Tensor], k_cache: Tensor, v_cache: Optional[Te
     There are no gradients: RuntimeError where an input requires one and gradients are recorded. Other errors are those of
     `attention`. Wrong lengths, tables and slots are refused on the CPU; on a GPU such rows are not cached.
     """
-    if rotary_cos is not None and rotary_dims == 0:
+    if isinstance(rotary_cos, Tensor) and rotary_dims == 0:
         rotary_dims = 2 * rotary_cos.shape[-1]
     rest = (block_table, seqused_kv, cu_seqlens_k_new, batch_index, slots, rotary_cos, rotary_sin, positions, k_scale, v_scale)
     rotary = (rotary_dims, rotary_base if rotary_cos is None else 0.0, rotary_interleaved, scales_given)
     try:
         return _append(k, v, k_cache, v_cache, q, layout, rest, rotary)
-    except AttributeError:
+    except (AttributeError, RuntimeError):
         _cache_raw.check_append_kinds(k, v, k_cache, v_cache, q, AppendCall._make([layout, *rest, *rotary]))
         raise
 
@@ -203,17 +206,32 @@ class KVCache(NamedTuple):
 
     def attention(self, q: Tensor, **options: Any) -> Any:
         """`paged_attention` of q [b, h_q, s_q, d_qk] over the cache; options: the other arguments."""
-        k, v, k_scale, v_scale = self.k, self.v, self.k_scale, self.v_scale
-        if self.block_table is None and self.batch_index is None:
-            k, v, k_scale, v_scale = first_rows(k, v, k_scale, v_scale, self.seqused_kv.shape[0])
+        k, v, k_scale, v_scale = self._rows()
         return paged_attention(q, k, v, self.block_table, self.seqused_kv, batch_index=self.batch_index,
                                seq_begin=self.seq_begin, layout=self.layout, k_scale=k_scale, v_scale=v_scale,
                                value_in_key=self.value_in_key, **options)
 
 
+    def _rows(self) -> tuple[Any, ...]:
+        """k, v and their scales as `paged_attention` takes them."""
+        given = (self.k, self.v, self.k_scale, self.v_scale)
+        if self.block_table is not None or self.batch_index is not None or not isinstance(self.seqused_kv, Tensor):
+            return given
+        return first_rows(*given, self.seqused_kv.shape[0])
+
+    def schedule(self, q: Tensor, **options: Any) -> Tensor:
+        """`schedule` of the cache's calls with q; options: out, and those of `attention`, without return_lse and schedule."""
+        k, v, k_scale, v_scale = self._rows()
+        return _schedule.schedule(q, k, v, self.block_table, self.seqused_kv, batch_index=self.batch_index,
+                                  seq_begin=self.seq_begin, layout=self.layout, k_scale=k_scale, v_scale=v_scale,
+                                  value_in_key=self.value_in_key, **options)
+
+
 def first_rows(k: Tensor, v: Optional[Tensor], k_scale: Optional[Tensor], v_scale: Optional[Tensor], b: int) -> tuple[Any, ...]:
     """The rows of a contiguous cache that b requests have in their order, and scales of them."""
     for name, t in (("k_cache", k), ("v_cache", v)):
+        if t is not None and not isinstance(t, Tensor):
+            raise TypeError(f"{name} is a {type_name(t)}: accepted is a torch.Tensor")
         if t is not None and t.shape[0] < b:
             raise ValueError(f"{name} has {t.shape[0]} rows: accepted without batch_index are {b} and more, the b of q")
     return tuple(t[:b] if t is not None and t.shape[0] > b else t for t in (k, v, k_scale, v_scale))

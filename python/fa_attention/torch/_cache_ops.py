@@ -13,14 +13,14 @@ from torch.autograd import forward_ad
 from .. import _options
 from . import _cache_raw, _raw
 from ._cache_raw import AppendCall, PagedCall
-from ._ops import library, select
+from ._ops import fold, library, select
 
-_FORWARD = ("paged_forward(Tensor q, Tensor k_pages, Tensor? v_pages, Tensor? sink, Tensor[] captures, Tensor? block_table, "
-            "Tensor seqused_kv, Tensor? cu_seqlens_q, Tensor? seqused_q, Tensor? batch_index, Tensor? seq_begin, SymInt max_s_q, "
-            "SymInt max_s_kv, float[] numbers, str layout, bool causal, float? scale, SymInt? window_left, "
-            "SymInt? window_right, SymInt chunk, str? score, str? mask, str[] tensor_names, str[] number_names, "
-            "Tensor? k_scale=None, Tensor? v_scale=None, Tensor? q_scale=None, Tensor? row_bias=None, ScalarType? dtype=None, "
-            "bool precise=False, SymInt value_in_key=0, str invariance=\"none\") -> (Tensor o, Tensor lse)")
+FORWARD = ("paged_forward(Tensor q, Tensor k_pages, Tensor? v_pages, Tensor? sink, Tensor[] captures, Tensor? block_table, "
+           "Tensor seqused_kv, Tensor? cu_seqlens_q, Tensor? seqused_q, Tensor? batch_index, Tensor? seq_begin, SymInt max_s_q, "
+           "SymInt max_s_kv, float[] numbers, str layout, bool causal, float? scale, SymInt? window_left, "
+           "SymInt? window_right, SymInt chunk, str? score, str? mask, str[] tensor_names, str[] number_names, "
+           "Tensor? k_scale=None, Tensor? v_scale=None, Tensor? q_scale=None, Tensor? row_bias=None, ScalarType? dtype=None, "
+           "bool precise=False, SymInt value_in_key=0, str invariance=\"none\", Tensor? schedule=None) -> (Tensor o, Tensor lse)")
 _APPEND = ("append(Tensor k, Tensor? v, Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor? q, Tensor? block_table, "
            "Tensor? seqused_kv, Tensor? cu_seqlens_k_new, Tensor? batch_index, Tensor? slots, Tensor? rotary_cos, "
            "Tensor? rotary_sin, Tensor? positions, str layout, SymInt rotary_dims, float rotary_base, bool rotary_interleaved, "
@@ -28,7 +28,7 @@ _APPEND = ("append(Tensor k, Tensor? v, Tensor(a!) k_cache, Tensor(b!)? v_cache,
            "-> Tensor q_out")
 _WRITTEN_SCALES = 17  # where they are among the arguments of append
 
-library.define(_FORWARD, tags=(torch.Tag.pt2_compliant_tag,))
+library.define(FORWARD, tags=(torch.Tag.pt2_compliant_tag,))
 library.define(_APPEND, tags=(torch.Tag.pt2_compliant_tag,))
 forward_op = torch.ops.fa_attention.paged_forward.default
 append_op = torch.ops.fa_attention.append.default
@@ -48,17 +48,17 @@ def _padded(arguments: Sequence[Any], count: int) -> Sequence[Any]:
 
 
 def _last(arguments: Sequence[Any]) -> Sequence[Any]:
-    """The last fields of PagedCall, of which an operator's call may leave some out."""
-    *given, precise, value_in_key = _padded(arguments, 7)
-    return [*given, bool(precise), value_in_key or 0]
+    """The last fields of PagedCall, of which an operator's call may leave some out, and invariance in front of a schedule."""
+    *given, precise, value_in_key, _, schedule = _padded(arguments, 9)
+    return [*given, bool(precise), value_in_key or 0, schedule]
 
 
-def _paged_call(rest: Sequence[Any]) -> PagedCall:
+def paged_call(rest: Sequence[Any]) -> PagedCall:
     """Of the arguments behind captures."""
     table, used_kv, cu_q, used_q, index, begin, max_s_q, max_s_kv, numbers, layout, *options = rest
-    fixed = paged_options(tuple(options[:7]), options[7], options[8], cu_q is not None, *options[16:])
+    fixed = paged_options(tuple(options[:7]), options[7], options[8], cu_q is not None, *options[16:17])
     return PagedCall(fixed, layout, table, used_kv, cu_q, used_q, index, begin, max_s_q, max_s_kv, tuple(numbers),
-                     *_last(options[9:16]))
+                     *_last(options[9:18]))
 
 
 def _append_call(rest: Sequence[Any]) -> AppendCall:
@@ -74,17 +74,28 @@ def _append_call(rest: Sequence[Any]) -> AppendCall:
 def _forward(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tensor], captures: Sequence[Tensor],
              *rest: Any) -> tuple[Tensor, Tensor]:
     _cache_raw.check_layout(rest[9])
-    o, lse = _cache_raw.forward(_raw.readable(q), k, v, sink, captures, _paged_call(rest))
+    o, lse = _cache_raw.forward(_raw.readable(q), k, v, sink, captures, paged_call(rest))
     assert lse is not None
     return o, lse
 
 
-def _forward_fake(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tensor], captures: Sequence[Tensor],
-                  *rest: Any) -> tuple[Tensor, Tensor]:
+def check_kinds_of(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tensor], captures: Sequence[Tensor],
+                   rest: Sequence[Any]) -> PagedCall:
+    """The call of an operator whose sizes may be symbols, checked."""
     _options.check_names(rest[15], rest[16], (*rest[17], *rest[18]))
     fixed = _options.Options(varlen=rest[2] is not None, tensors=tuple(rest[17]))
-    call = PagedCall._make([fixed, rest[9], *rest[:8], (), *_last(rest[19:26])])
+    call = PagedCall._make([fixed, rest[9], *rest[:8], (), *_last(rest[19:28])])
     _cache_raw.check_kinds(q, k, v, sink, captures, call)
+    return call
+
+
+def _forward_fake(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tensor], captures: Sequence[Tensor],
+                  *rest: Any) -> tuple[Tensor, Tensor]:
+    return outputs(q, v, check_kinds_of(q, k, v, sink, captures, rest))
+
+
+def outputs(q: Tensor, v: Optional[Tensor], call: PagedCall) -> tuple[Tensor, Tensor]:
+    """Empty tensors for o and lse, of sizes that may be symbols."""
     q = _raw.readable(q)
     packed = q.dim() == 3
     o = _raw.like(q, q.shape[1], q.shape[0 if packed else 2], _cache_raw.d_v_of(v, call), _cache_raw.result_dtype(q, call))
@@ -155,26 +166,31 @@ def _count_version(keys: Any, *arguments: Any) -> Any:
 def _folded(t: Optional[Tensor], dim: Optional[int], size: int) -> Optional[Tensor]:
     if t is None:
         return None
-    return (t.movedim(dim, 0) if dim is not None else t.expand(size, *t.shape)).flatten(0, 1)
+    folded = fold(t, dim, size)
+    return folded.contiguous() if folded.dim() == 1 else folded  # of one request each it may be expanded
 
 
 def _forward_mapped(info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
     """The rule of vmap: a mapped axis of q and of what says where keys are becomes part of the requests. Where the cache, a
     sink or captures are mapped too, where queries are packed or a function depends on b, calls follow each other."""
+    if len(arguments) > 32 and arguments[32] is not None:
+        raise ValueError("schedule is given: accepted under torch.vmap is None, because it is of the requests of one call")
     size = info.batch_size
     q, k, v, sink, captures, table, used_kv, cu_q, used_q, index, begin, *rest = arguments
     dims = [None if isinstance(dim, (list, tuple)) and all(part is None for part in dim) else dim for dim in in_dims]
     options = paged_options(tuple(rest[4:11]), rest[11], rest[12], cu_q is not None)
-    fold = all(dim is None for dim in (*dims[1:5], dims[7], dims[8], *dims[11:])) and cu_q is None and not options.reads_batch
-    fold = fold and (dims[5] is None or index is None) and q.dtype not in _raw.CODES
-    if fold:
+    foldable = all(dim is None for dim in (*dims[1:5], dims[7], dims[8], *dims[11:])) and cu_q is None and not options.reads_batch
+    foldable = foldable and (dims[5] is None or index is None) and q.dtype not in _raw.CODES
+    if foldable:
         b = q.shape[0] if dims[0] is None else q.movedim(dims[0], 0).shape[1]
         if dims[5] is not None:
             rows = table.movedim(dims[5], 0).shape[1]
-            table, fold = _folded(table, dims[5], size), rows == b
+            table, foldable = _folded(table, dims[5], size), rows == b
+        elif index is None and (k if table is None else table).shape[0] != b:
+            foldable = False
         else:
             index = _folded(torch.arange(b, dtype=torch.int32, device=q.device) if index is None else index, dims[9], size)
-    if fold:
+    if foldable:
         results = forward_op(_folded(q, dims[0], size), k, v, sink, captures, table, _folded(used_kv, dims[6], size), None, None,
                              index, _folded(begin, dims[10], size), *rest)
         return tuple(t.unflatten(0, (size, b)) for t in results), (0, 0)

@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import _abi
 from .._errors import type_name
 from .._options import HandleKey, Options, handle
+from .._options import check_kinds as check_option_kinds
 from .._prepared import Layout, PreparedCall, Spec
 from .._prepared_append import AppendLayout, Lengths, PreparedAppend
 from . import _raw
@@ -48,6 +49,7 @@ class PagedCall(NamedTuple):
     dtype: Optional[torch.dtype] = None  # of o
     precise: bool = False
     value_in_key: int = 0
+    schedule: Optional[Tensor] = None
 
     def arrays(self) -> tuple[Optional[Tensor], ...]:
         return self[2:8]
@@ -254,19 +256,33 @@ def _launch(plan: PagedPlan, prepared: PreparedCall, addresses: list[int], call:
     sequences = (plan.b, address(call.cu_seqlens_q), None, address(call.seqused_q), call.seqused_kv.data_ptr(), call.max_s_q,
                  call.max_s_kv)
     prepared(addresses, stream, scratch.data_ptr() if scratch is not None else 0, size, call.numbers, sequences, None,
-             (address(call.batch_index), address(call.seq_begin)))
+             (address(call.batch_index), address(call.seq_begin), *memory_of(call.schedule)))
 
 
-def forward(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tensor], captures: Sequence[Tensor], call: PagedCall,
-            want_lse: bool = True) -> tuple[Tensor, Optional[Tensor]]:
-    """o and lse. q is `readable`."""
+def find_plan(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tensor], captures: Sequence[Tensor],
+              call: PagedCall) -> PagedPlan:
+    """The plan for tensors like these. q is `readable`."""
     key = (call.options, call.layout, call.max_s_q, call.max_s_kv, _facts(q), _facts(k), _facts(v), _facts(sink),
-           *map(_facts, call.arrays()), *call[15:], *map(_facts, call[11:15]), *map(_facts, captures))
+           *map(_facts, call.arrays()), *call[15:18], *map(_facts, call[11:15]), *map(_facts, captures))
     plan: Optional[PagedPlan] = _plans.get(key)
     if plan is None:
         check_forward(q, k, v, sink, captures, call)
         plan = PagedPlan(q, k, v, sink, captures, call)
         _keep(key, plan)
+    return plan
+
+
+def memory_of(schedule: Optional[Tensor]) -> tuple[Optional[int], int]:
+    """Where a schedule is, and its bytes; None for calls that take none."""
+    return (None, 0) if schedule is None or schedule.numel() == 0 else (schedule.data_ptr(), schedule.numel())
+
+
+def forward(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tensor], captures: Sequence[Tensor], call: PagedCall,
+            want_lse: bool = True) -> tuple[Tensor, Optional[Tensor]]:
+    """o and lse. q is `readable`."""
+    plan = find_plan(q, k, v, sink, captures, call)
+    if call.schedule is not None:
+        check_schedule(call.schedule, q)
     shape, strides, dtype = plan.o
     o = torch.empty_strided(shape, strides, dtype=dtype, device=plan.device)
     padded = dtype == torch.float8_e4m3fn and call.options.varlen  # else the library does it, of rows of no request
@@ -317,6 +333,8 @@ def check_strided(name: str, t: Any, like: Optional[Tensor] = None, of: str = "q
         raise TypeError(f"{name} is a {type_name(t)}: accepted is a torch.Tensor")
     if t.is_nested:
         raise TypeError(f"{name} is a nested tensor: accepted is a strided one")
+    if t.layout != torch.strided:
+        raise TypeError(f"{name} is of {t.layout}: accepted is torch.strided")
     if like is not None and t.device != like.device:
         raise ValueError(f"{name} is on {t.device}: accepted is where {of} is, {like.device}")
 
@@ -412,6 +430,17 @@ def _check_coded(q: Tensor, k: Tensor, v: Tensor, axes: str, call: PagedCall) ->
         raise ValueError(f"seq_begin is given: accepted with q of {q.dtype} is None")
 
 
+def check_schedule(memory: Any, q: Tensor, name: str = "schedule") -> None:
+    """TypeError and ValueError for what is no memory of a schedule."""
+    check_strided(name, memory)
+    if memory.dtype != torch.uint8:
+        raise TypeError(f"{name} is {memory.dtype}: accepted is torch.uint8, what `schedule` returns")
+    check_strided(name, memory, q)
+    if memory.dim() != 1 or not memory.is_contiguous():
+        raise ValueError(f"{name} has shape {list(memory.shape)} and strides {list(memory.stride())}: accepted is one contiguous "
+                         "axis, what `schedule` returns")
+
+
 _PAGES, _CACHES = ("k_pages", "v_pages"), ("k_cache", "v_cache")
 
 
@@ -422,6 +451,8 @@ def check_layout(layout: Any) -> None:
 
 def _check_values(v: Optional[Tensor], call: PagedCall, q: Tensor) -> None:
     """That V is a tensor, or the first columns of K."""
+    if isinstance(call.value_in_key, (str, float)):
+        raise TypeError(f"value_in_key is a {type_name(call.value_in_key)}: accepted is an integer")
     if (v is None) != (call.value_in_key != 0):
         raise ValueError(f"v_pages is {'None' if v is None else 'given'} and value_in_key {call.value_in_key}: accepted are a "
                          "torch.Tensor with value_in_key 0, and None with the columns of K that are V")
@@ -454,6 +485,8 @@ def check_kinds(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tensor
         if t is None and name == "seqused_kv":
             raise TypeError(f"{name} is None: accepted is a torch.Tensor of torch.int32")
         _check_numbers(name, t, q, 2 if name == "block_table" else 1)
+    if call.schedule is not None:
+        check_schedule(call.schedule, q)
     if call.seqused_q is not None and not packed:
         raise ValueError("seqused_q is given: accepted is None without cu_seqlens_q")
     others = [*zip(call.options.tensors, captures)] + ([("sink", sink)] if sink is not None else [])
@@ -469,6 +502,7 @@ def check_forward(q: Tensor, k: Tensor, v: Optional[Tensor], sink: Optional[Tens
                   call: PagedCall) -> None:
     """TypeError and ValueError for what the library cannot see, or relies on."""
     check_kinds(q, k, v, sink, captures, call)
+    check_option_kinds({"max_s_q": call.max_s_q, "max_s_kv": call.max_s_kv})
     if v is not None and k.shape[:-1] != v.shape[:-1]:
         raise ValueError(f"v_pages has shape {list(v.shape)}: accepted is that of k_pages, {list(k.shape)}, but for d_v")
     _check_scale_shapes(k, v, _PAGES, call)

@@ -210,6 +210,8 @@ def merge_states(states: Sequence[tuple[Tensor, Tensor]], *, sink: Optional[Tens
 
     Raises TypeError for what is no tensor or of another dtype, ValueError for shapes, devices and numbers of states.
     """
+    if not isinstance(states, (list, tuple, Tensor)):
+        raise TypeError(f"states is a {type_name(states)}: accepted is a list of pairs (o, lse)")
     for n, state in enumerate(states):
         if not isinstance(state, (tuple, list)) or len(state) != 2:
             raise TypeError(f"states[{n}] is a {type_name(state)}: accepted is a pair (o, lse)")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import functions
+from .._errors import type_name
 from ..capi import INVARIANCES
 from ._attention import attention
 from ._cache import KVCache
@@ -23,7 +24,7 @@ class Attention(torch.nn.Module):
     logits take part in the sum of each row. dropout: the probability with which an element of the softmax is dropped, in
     training. invariance: as in `attention`. Without sinks the module has no state, and its state_dict is empty.
 
-    ValueError for sizes and numbers that are not accepted, naming them.
+    TypeError for sizes that are no integers, ValueError for sizes and numbers that are not accepted, naming them.
     """
 
     sinks: Optional[Tensor]
@@ -34,6 +35,9 @@ class Attention(torch.nn.Module):
                  device: Any = None, invariance: str = "none") -> None:
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
+        for name, size in (("heads", heads), ("head_dim", head_dim), ("kv_heads", kv_heads)):
+            if not isinstance(size, int):
+                raise TypeError(f"{name} is a {type_name(size)}: accepted is an integer")
         if heads < 1 or kv_heads < 1 or heads % kv_heads:
             raise ValueError(f"heads is {heads} and kv_heads {kv_heads}: accepted are positive numbers, the second divides the "
                              "first")
@@ -75,9 +79,13 @@ class Attention(torch.nn.Module):
         return o.transpose(1, 2)
 
     def _check(self, q: Tensor, k: Optional[Tensor], v: Optional[Tensor], cache: Optional[KVCache]) -> None:
+        if cache is not None and not isinstance(cache, KVCache):
+            raise TypeError(f"cache is a {type_name(cache)}: accepted is a KVCache")
         if (k is None) != (v is None) or (k is None and cache is None):
             raise ValueError(f"{'k' if k is None else 'v'} is None: accepted is a torch.Tensor, or with a cache None for both")
         for name, t, heads in (("q", q, self.heads), ("k", k, self.kv_heads), ("v", v, self.kv_heads)):
+            if t is not None and not isinstance(t, Tensor):
+                raise TypeError(f"{name} is a {type_name(t)}: accepted is a torch.Tensor")
             if t is not None and (t.dim() != 4 or t.shape[2] != heads or t.shape[3] != self.head_dim):
                 raise ValueError(f"{name} has shape {list(t.shape)}: accepted is [b, s, {heads}, {self.head_dim}]")
         if cache is not None and self.training and self.dropout:

@@ -214,5 +214,5 @@ def attend(q: Tensor, k: Tensor, v: Tensor, fixed: tuple[Any, ...], return_lse: 
             both = _Attend.apply(q, k, v, number, fixed)
             return both if return_lse else both[0]
         return _forward_lse(q, k, v, number) if return_lse else _forward(q, k, v, number)
-    except (RuntimeError, ValueError):
+    except (RuntimeError, ValueError, TypeError):
         return None

@@ -151,6 +151,26 @@ def select(argument: Any, dim: Any, n: int) -> Any:
     return argument.select(dim, n) if dim is not None and isinstance(argument, Tensor) else argument
 
 
+def in_turn(operator: Callable[..., Any], info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
+    """What a rule of vmap returns where calls follow each other."""
+    each = [operator(*(select(a, dim, n) for a, dim in zip(arguments, in_dims))) for n in range(info.batch_size)]
+    stacked: list[Any] = []
+    dims: list[Any] = []
+    for parts in zip(*each):
+        if isinstance(parts[0], (list, tuple)):
+            stacked.append([torch.stack(items) for items in zip(*parts)])
+            dims.append([0] * len(parts[0]))
+        else:
+            stacked.append(torch.stack(parts))
+            dims.append(0)
+    return tuple(stacked), tuple(dims)
+
+
+def unmapped(dim: Any) -> bool:
+    """Whether vmap maps no axis of an argument, or of none of a list."""
+    return all(map(unmapped, dim)) if isinstance(dim, (list, tuple)) else dim is None
+
+
 def fold(t: Tensor, dim: Optional[int], size: int) -> Tensor:
     t = t.movedim(dim, 0) if dim is not None else t.expand(size, *t.shape)
     return t.flatten(0, 1)
@@ -159,10 +179,8 @@ def fold(t: Tensor, dim: Optional[int], size: int) -> Tensor:
 def _foldable(arguments: Sequence[Any], in_dims: Sequence[Any], main: int, needed: Sequence[bool]) -> bool:
     """Whether the mapped axis can be part of the batch: no function, dropout, packing or gradient sees where it ends."""
     options = _options_of(arguments[main + 2:])
-    others = [dim for dim in in_dims[main:] if not isinstance(dim, (list, tuple))]
-    others += [dim for dims in in_dims[main:] if isinstance(dims, (list, tuple)) for dim in dims]
     return (not options.varlen and options.dropout == 0 and not options.reads_batch and not any(needed[3:])
-            and all(dim is None for dim in others))
+            and unmapped(in_dims[main:]))
 
 
 def _mapped(operator: Callable[..., Any], main: int) -> Callable[..., Any]:
@@ -182,17 +200,7 @@ def _mapped(operator: Callable[..., Any], main: int) -> Callable[..., Any]:
                 results[4], dims[4] = [arguments[2].new_empty((0,)) for _ in arguments[main + 1]], [None] * len(
                     arguments[main + 1])
             return tuple(results), tuple(dims)
-        each = [operator(*(select(a, dim, n) for a, dim in zip(arguments, in_dims))) for n in range(size)]
-        stacked: list[Any] = []
-        dims = []
-        for parts in zip(*each):
-            if isinstance(parts[0], (list, tuple)):
-                stacked.append([torch.stack(items) for items in zip(*parts)])
-                dims.append([0] * len(parts[0]))
-            else:
-                stacked.append(torch.stack(parts))
-                dims.append(0)
-        return tuple(stacked), tuple(dims)
+        return in_turn(operator, info, in_dims, *arguments)
 
     return rule
 

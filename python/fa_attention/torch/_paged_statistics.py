@@ -13,7 +13,8 @@ from . import _cache_ops, _cache_raw, _raw
 from ._attention import split_captures
 from ._cache_raw import PagedCall
 from ._raw import DTYPES
-from ._statistics import AttentionStatistics, function_of, made, stream_of
+from ._statistics import AttentionStatistics
+from ._statistics_ops import function_of, made
 
 
 def paged_statistics(q: Tensor, k_pages: Tensor, v_pages: Optional[Tensor], block_table: Optional[Tensor], seqused_kv: Tensor, *,
@@ -55,11 +56,12 @@ def paged_statistics(q: Tensor, k_pages: Tensor, v_pages: Optional[Tensor], bloc
                **_cache_raw.stored_kinds(q, k_pages, v_pages, call)}
     attention = made(q, d_v, function_of(score, given, {}), function_of(mask, given, {}), options)
     results = _outputs(q, k, d_v, call, options)
-    attention.bind_forward(
-        q, k, v, results.o, results.lse, stream=stream_of(q), captures=given or None, sink=sink, k_scale=of_k, v_scale=of_v,
+    index = q.device.index or 0 if q.is_cuda else -1
+    _cache_raw.on_device(index, lambda stream: attention.bind_forward(
+        q, k, v, results.o, results.lse, stream=stream, captures=given or None, sink=sink, k_scale=of_k, v_scale=of_v,
         sequences=capi.requests(seqused_kv, cu_seqlens_q, seqused_q, max_s_q, max_s_kv),
         cache=capi.paged_cache(block_table, batch_index, seq_begin), max_logit=results.max_logit, entropy=results.entropy,
-        column_sums=results.column_sums, top_keys=results.top_keys)()
+        column_sums=results.column_sums, top_keys=results.top_keys)())
     return results
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import os
-from typing import Any, Optional, Sequence
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from .. import capi
 from .. import parallel as base
-from .._errors import Error
-from . import _ops, _raw
-from ._attention import RngState, _dropout_state
+from .._errors import Error, type_name
+from .._options import check_names, words
+from . import _native, _ops, _raw
+from ._attention import Captures, RngState, _dropout_state, cast_for_autocast, split_captures
 
 _ID_BYTES = 128
 
@@ -72,37 +74,48 @@ class NcclCommunicator(base.Communicator):
             self._nccl.ncclCommDestroy(self._comm)
 
 
+class _Call(NamedTuple):
+    """What a call has besides q, k, v and a sink."""
+
+    lengths: Sequence[int]
+    rng: Optional[Tensor]
+    pair: Optional[tuple[int, int]]
+    captures: Mapping[str, Any]
+
+
 class _Shared(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], parallel: ContextParallel,
-                lengths: Sequence[int], rng: Optional[Tensor], pair: Optional[tuple[int, int]]) -> Any:
-        made = parallel._made(q, k, v, sink is not None)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], parallel: ContextParallel, call: _Call) -> Any:
+        lengths, rng, pair, captures = call
+        made = parallel._made(q, k, v, sink is not None, captures)
         heads, rows = (q.shape[1], q.shape[0]) if lengths else (q.shape[1], q.shape[2])
         o = torch.empty_strided(_sizes(q, v), _strides(q, v), dtype=q.dtype, device=q.device)
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         lse = torch.empty((heads, rows) if lengths else (q.shape[0], heads, rows), dtype=wide, device=q.device)
-        made.forward(q, k, v, o, lse, stream=_stream(q), lengths=lengths, sink=sink, dropout=_state(rng, pair))
-        ctx.save_for_backward(q, k, v, o, lse, sink, rng)
-        ctx.call = (made, lengths, pair)
+        made.forward(q, k, v, o, lse, stream=_stream(q), lengths=lengths, sink=sink, dropout=_state(rng, pair),
+                     captures=captures or None)
+        tensors = {name: t for name, t in captures.items() if isinstance(t, Tensor)}  # watched: what changes them is told
+        ctx.save_for_backward(q, k, v, o, lse, sink, rng, *tensors.values())
+        ctx.call = (made, call._replace(rng=None, captures={n: x for n, x in captures.items() if n not in tensors}), tuple(tensors))
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> Any:
-        made, lengths, pair = ctx.call
-        with_dsink = ctx.needs_input_grad[3]
+        (made, call, names), needed = ctx.call, ctx.needs_input_grad
 
         def compute(dout: Optional[Tensor], dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
-                    sink: Optional[Tensor], rng: Optional[Tensor]) -> Any:
+                    sink: Optional[Tensor], rng: Optional[Tensor], *tensors: Tensor) -> Any:
             # Other ranks wait for what this one sends, whether it has a gradient or not.
             dout = torch.zeros_like(o) if dout is None else _raw.readable(dout)
             gradients = [torch.empty_like(t) for t in (q, k, v)]
-            dsink = torch.empty_like(sink) if sink is not None and with_dsink else None
+            dsink = torch.empty_like(sink) if sink is not None and needed[3] else None
             made.backward(q, k, v, o, lse, dout, *gradients, dlse=_raw.resolved(dlse).contiguous() if dlse is not None else None,
-                          stream=_stream(q), lengths=lengths, sink=sink, dsink=dsink, dropout=_state(rng, pair))
-            return (*gradients, dsink)
+                          stream=_stream(q), lengths=call.lengths, sink=sink, dsink=dsink, dropout=_state(rng, call.pair),
+                          captures={**call.captures, **dict(zip(names, tensors))} or None)
+            return (*(t if need else None for t, need in zip(gradients, needed)), dsink)
 
-        return (*_ops.Once.apply(compute, dout, dlse, *ctx.saved_tensors), None, None, None, None)
+        return (*_ops.Once.apply(compute, dout, dlse, *ctx.saved_tensors), None, None)
 
 
 def _state(rng: Optional[Tensor], pair: Optional[tuple[int, int]]) -> Any:
@@ -132,6 +145,22 @@ def _stream(q: Tensor) -> Optional[int]:
     return int(torch.cuda.current_stream(q.device).cuda_stream) if q.is_cuda else None
 
 
+_FIXED = ("self", "communicator", "head_dim", "dtype", "layout", "config", "head_dim_v", "sink", "varlen")  # by the tensors
+_CONFIG = [name for function in (base.ContextParallel.__init__, capi.make_config) for name in inspect.signature(function).parameters
+           if name not in _FIXED]
+
+_UNSEEN = ("ContextParallel is no operator: a compiler may reorder calls or leave some out, and ranks would wait for each other; a "
+           "graph without fullgraph=True breaks around it")
+
+
+def _uncompiled(function: Any) -> Any:
+    """torch.compiler.disable with a reason, which older versions do not take."""
+    try:
+        return torch.compiler.disable(function, reason=_UNSEEN)
+    except TypeError:
+        return torch.compiler.disable(function)
+
+
 class ContextParallel:
     """Attention over sequences whose rows the ranks of a process group share.
 
@@ -141,17 +170,26 @@ class ContextParallel:
 
     group: a process group whose ranks have a GPU each. communicator: instead of a group, a rank of
     `fa_attention.parallel.Communicator.local_group`, for threads on the CPU. The other arguments are those of
-    `fa_attention.parallel.ContextParallel`: layout, scheme, causal, scale, window_left, and so on. Every rank makes the same
-    calls in the same order, backward too. Calls of one object run one after the other.
+    `fa_attention.parallel.ContextParallel`: layout, scheme, causal, scale, window_left, and so on; score and mask are texts, as of
+    `attention`. Every rank makes the same calls in the same order, backward too: where one rank's tensors require gradients, those
+    of all do. Calls of one object run one after the other.
+
+    A call is no operator of PyTorch. torch.compile breaks its graph around it, and with fullgraph=True refuses it; transforms of
+    torch.func, fake tensors and other subclasses of tensors are refused. Under torch.autocast q, k and v are cast.
 
     With dropout all ranks need one mask. Unless `rng_state` is given, seed and offset of each call are drawn from PyTorch's
     generator: those of rank 0, which a broadcast of the group sends, and among threads those of whichever comes first."""
 
     def __init__(self, group: Any = None, communicator: Optional[base.Communicator] = None, layout: str = "zigzag",
                  timeout: float = 60.0, **config: Any) -> None:
+        for name in config:
+            if name not in _CONFIG:
+                raise TypeError(f"ContextParallel has no argument {name!r}: accepted are {', '.join(_CONFIG)}")
+        if communicator is not None and not isinstance(communicator, base.Communicator):
+            raise TypeError(f"communicator is a {type_name(communicator)}: accepted is a fa_attention.parallel.Communicator")
         self.communicator = communicator if communicator is not None else NcclCommunicator.of_group(group, timeout)
         self.layout, self.config = layout, config
-        self._of: dict[tuple[int, int, str, bool, bool], base.ContextParallel] = {}
+        self._of: dict[Any, base.ContextParallel] = {}
 
     @property
     def rank(self) -> int:
@@ -161,13 +199,19 @@ class ContextParallel:
     def size(self) -> int:
         return self.communicator.size
 
-    def _made(self, q: Tensor, k: Tensor, v: Tensor, sink: bool) -> base.ContextParallel:
+    def _made(self, q: Tensor, k: Tensor, v: Tensor, sink: bool, captures: Mapping[str, Any]) -> base.ContextParallel:
         packed = q.dim() == 3
-        key = (q.shape[-1], v.shape[-1], str(q.dtype), sink, packed)
+        dtypes = {name: _raw.CAPTURE_DTYPES[x.dtype] if isinstance(x, Tensor) else "float32" for name, x in captures.items()}
+        key = (q.shape[-1], v.shape[-1], str(q.dtype), sink, packed, tuple(dtypes.items()))
         made = self._of.get(key)
         if made is None:
+            config = dict(self.config)
+            for name in ("score", "mask"):
+                text = config.get(name)
+                if isinstance(text, str):
+                    config[name] = capi.function(text, [item for item in dtypes.items() if item[0] in words(text)])
             made = base.ContextParallel(self.communicator, q.shape[-1], q.dtype, layout=self.layout, head_dim_v=v.shape[-1],
-                                        sink=sink, varlen=packed, **self.config)
+                                        sink=sink, varlen=packed, **config)
             made.check_agreement(_stream(q))
             self._of[key] = made
         return made
@@ -187,23 +231,53 @@ class ContextParallel:
             raise ValueError("rng_state is None: accepted with dropout and a communicator without a group is (seed, offset)")
         return (rng, None) if rng is not None else (None, (pair[0], pair[1]))
 
+    def _check(self, q: Any, k: Any, v: Any, sink: Any, captures: Mapping[str, Any], packed: bool) -> None:
+        _raw.check_tensors(q, k, v, packed)
+        tensors = [(name, t) for name, t in captures.items() if isinstance(t, Tensor)]
+        for name, t in (("q", q), ("k", k), ("v", v), ("sink", sink), *tensors):
+            if t is not None and type(t) not in _native.PLAIN:
+                raise TypeError(f"{name} is a {type_name(t)}: accepted is a torch.Tensor that is computed at once, because "
+                                "ContextParallel is no operator")
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise RuntimeError("ContextParallel under torch.func: accepted is a call without transforms, because it is no operator")
+        kind = "cuda" if self.communicator._agreed is None else "cpu"
+        if q.device.type != kind:
+            raise ValueError(f"q is on {q.device}: accepted is {kind}, where ranks of this communicator compute")
+        _raw.check_captures(captures, sink, q)
+        texts = [self.config.get("score"), self.config.get("mask")]
+        if all(text is None or isinstance(text, str) for text in texts):
+            check_names(texts[0], texts[1], captures)
+        for name, t in tensors:
+            if torch.is_grad_enabled() and t.requires_grad:
+                raise ValueError(f"captures[{name!r}] requires a gradient: accepted with ContextParallel is a tensor without")
+
+    @_uncompiled
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor] = None, lengths: Sequence[int] = (),
-                 return_lse: bool = False, rng_state: RngState = None) -> Any:
+                 return_lse: bool = False, rng_state: RngState = None, captures: Captures = None) -> Any:
         """o of this rank's rows. Shards [b, h, s / n, d] in any memory order; with `lengths`, the whole lengths of the
         sequences of a packed batch, [total / n, h, d]. sink: [h_q], of the whole. rng_state: with dropout, (seed, offset) of its
-        mask or an int64 tensor of both on the device, the same on every rank; it is that of `attention` of the whole.
+        mask or an int64 tensor of both on the device, the same on every rank; it is that of `attention` of the whole. captures:
+        what score and mask name, of the whole, on every rank; they have no gradients.
 
-        Raises TypeError for what is no tensor or of another dtype, ValueError for sizes and values, naming the argument."""
-        _raw.check_tensors(q, k, v, bool(lengths))
+        Differentiable in q, k, v and the sink, once. Those that require no gradient get none; dk and dv are computed all the same,
+        since other ranks wait for them. Raises TypeError for what is no tensor or of another dtype, ValueError for sizes and
+        values, RuntimeError (fa_attention.Error) where ranks differ or fail, naming the argument."""
+        q, k, v = cast_for_autocast(q, k, v)
+        names, tensors, scalars, values = split_captures(captures)
+        given = {**dict(zip(names, tensors)), **dict(zip(scalars, values))}
+        self._check(q, k, v, sink if isinstance(sink, Tensor) else None, given, bool(lengths))
         if sink is not None:
             sink = _raw.resolved(_raw.sink_like(sink, q)).contiguous()
         rng, pair = self._dropout(q, rng_state)
         q, k, v = (_raw.readable(t) for t in (q, k, v))
-        o, lse = _Shared.apply(q, k, v, sink, self, tuple(lengths), rng, pair)
+        given = {name: _raw.resolved(x) if isinstance(x, Tensor) else x for name, x in given.items()}
+        o, lse = _Shared.apply(q, k, v, sink, self, _Call(tuple(lengths), rng, pair, given))
         return (o, lse) if return_lse else o
 
     def shard(self, whole: Tensor, lengths: Sequence[int] = ()) -> Tensor:
         """This rank's rows of [b, h, s, d], [b, s, d] or packed [total, h, d]. No gradients."""
+        if not isinstance(whole, Tensor):
+            raise TypeError(f"whole is a {type_name(whole)}: accepted is a torch.Tensor")
         axis = 0 if lengths else whole.dim() - 2
         sizes = list(whole.shape)
         sizes[axis] //= self.size

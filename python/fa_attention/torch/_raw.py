@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import _abi
 from .._errors import type_name
-from .._options import HandleKey, Options, handle
+from .._options import HandleKey, Options, check_kinds, handle
 from .._prepared import Layout, PreparedCall, Spec
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
@@ -191,9 +191,10 @@ def find_plan(q: Tensor, k: Tensor, v: Tensor, sink: Optional[Tensor], captures:
     if k.dtype != q.dtype or v.dtype != q.dtype or k.device != q.device or v.device != q.device:
         check_tensors(q, k, v, call.options.varlen)
     if sink is not None or captures or call.cu_seqlens_q is not None:
-        key += (sink is not None and (sink.dtype, sink.shape, sink.stride()), grads, call.max_s_q, call.max_s_kv,
+        key += (sink is not None and (sink.dtype, sink.device, sink.shape, sink.stride()), grads, call.max_s_q, call.max_s_kv,
                 call.cu_seqlens_q is not None and call.cu_seqlens_q.shape,
-                tuple([(t.dtype, t.shape, t.stride()) for t in captures]))
+                tuple([t is not None and t.device for t in call[1:6]]),
+                tuple([(t.dtype, t.device, t.shape, t.stride()) for t in captures]))
     plan = _plans.get(key)
     if plan is None:
         check_tensors(q, k, v, call.options.varlen)
@@ -217,6 +218,8 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, varlen: bool) -> None:
             raise TypeError(f"{name} is a {type(t).__module__}.{type(t).__qualname__}: accepted is a torch.Tensor")
         if t.is_nested:
             raise TypeError(f"{name} is a nested tensor: accepted are its values by varlen_attention, with their offsets")
+        if t.layout != torch.strided:
+            raise TypeError(f"{name} is of {t.layout}: accepted is torch.strided")
         if t.dim() != accepted.count(",") + 1:
             raise ValueError(f"{name} has shape {list(t.shape)}: accepted is {accepted}")
         if t.dtype not in DTYPES:
@@ -230,6 +233,10 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, varlen: bool) -> None:
 def check_others(q: Tensor, sink: Optional[Tensor], captures: Sequence[Tensor], call: Call) -> None:
     if q.device.type not in ("cpu", "cuda", "meta"):
         raise ValueError(f"q is on {q.device}: accepted are cpu and cuda")
+    check_kinds({"max_s_q": call.max_s_q, "max_s_kv": call.max_s_kv})
+    for name, t in zip(Call._fields[1:6], call[1:6]):
+        if t is not None and t.device != q.device:
+            raise ValueError(f"{name} is on {t.device}: accepted is where q is, {q.device}")
     check_captures(dict(zip(call.options.tensors, captures)), sink, q)
 
 

@@ -37,6 +37,15 @@ def _alignment(bias: CausalBias, query: Tensor, key: Tensor) -> bool:
     return bool(bias.variant == CausalVariant.UPPER_LEFT)
 
 
+def _check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
+    """ValueError for a mask that does not broadcast to [b, h_q, s_q, s_kv], or is elsewhere."""
+    accepted = [*query.shape[:3], key.shape[2]]
+    if mask.device != query.device:
+        raise ValueError(f"attn_mask is on {mask.device}: accepted is where query is, {query.device}")
+    if mask.dim() > 4 or any(n not in (1, size) for n, size in zip(reversed(mask.shape), reversed(accepted))):
+        raise ValueError(f"attn_mask has shape {list(mask.shape)}: accepted is what broadcasts to [b, h_q, s_q, s_kv], {accepted}")
+
+
 def _leading(t: Tensor, shape: torch.Size) -> Tensor:
     """With its axes before the heads broadcast to `shape`, and as one."""
     return t.expand(*shape, *t.shape[-3:]).reshape(-1, *t.shape[-3:])
@@ -62,6 +71,8 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
             raise ValueError(f"{name} has shape {list(t.shape)}: accepted is [..., h, s, d]")
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask and is_causal: accepted is one of them")
+    if attn_mask is not None and not isinstance(attn_mask, Tensor):
+        raise TypeError(f"attn_mask is a {type_name(attn_mask)}: accepted is a torch.Tensor")
     top_left = True
     if isinstance(attn_mask, CausalBias):
         top_left = _alignment(attn_mask, query, key)
@@ -79,6 +90,8 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
         query, key, value = (_leading(t, batch) for t in (query, key, value))
         if attn_mask is not None and attn_mask.dim() > 3:
             attn_mask = _leading(attn_mask, batch)
+    if attn_mask is not None and not torch.compiler.is_compiling():
+        _check_mask(attn_mask, query, key)
     d_v = value.shape[-1]
     query, key, value, scale = padded_heads(query, key, value, scale)
     o: Tensor = attention(query, key, value, causal=is_causal, top_left=top_left, scale=scale, dropout=dropout_p,
