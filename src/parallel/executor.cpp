@@ -408,6 +408,26 @@ std::vector<AttentionShape> Executor::shapes_of(const Call& call, const CallCont
   return shapes;
 }
 
+const Attention& Executor::prepare_sum(Attentions& attentions, const Sum& sum) const {
+  const PlanTensor& to = plan_.tensors[static_cast<std::size_t>(sum.to.tensor)];
+  bool has_own = false, has_wide = false;
+  for (const Region& from : sum.from) {
+    (plan_.tensors[static_cast<std::size_t>(from.tensor)].element == Element::own ? has_own : has_wide) = true;
+  }
+  if (to.element == Element::statistic) {
+    const Attention& attention = attentions.of_statistic_sum();
+    attention.prepare_merge({.sum = true});
+    return attention;
+  }
+  MergeShape shape{.mixed = has_own && has_wide, .sum = true};
+  if (!has_own) shape.states = dtype_of(Element::wide);
+  if (to.element == Element::wide) shape.result = dtype_of(Element::wide);
+  if (dtype_of(Element::wide) == config_.dtype) shape = {.sum = true};
+  const Attention& attention = attentions.of_sum(to.columns);
+  attention.prepare_merge(shape);
+  return attention;
+}
+
 void Executor::prepare(Attentions& attentions, const CallContext& context) {
   std::vector<std::int32_t> lengths;
   lengths_of_.assign(plan_.ops.size(), 0);
@@ -420,25 +440,6 @@ void Executor::prepare(Attentions& attentions, const CallContext& context) {
     lengths.insert(lengths.end(), call.cu_kv.begin(), call.cu_kv.end());
     lengths.insert(lengths.end(), call.used_q.begin(), call.used_q.end());
     lengths.insert(lengths.end(), call.used_kv.begin(), call.used_kv.end());
-  };
-  const auto prepare_sum = [&](const Sum& sum) -> const Attention& {
-    const PlanTensor& to = plan_.tensors[static_cast<std::size_t>(sum.to.tensor)];
-    bool has_own = false, has_wide = false;
-    for (const Region& from : sum.from) {
-      (plan_.tensors[static_cast<std::size_t>(from.tensor)].element == Element::own ? has_own : has_wide) = true;
-    }
-    if (to.element == Element::statistic) {
-      const Attention& attention = attentions.of_statistic_sum();
-      attention.prepare_merge({.sum = true});
-      return attention;
-    }
-    MergeShape shape{.mixed = has_own && has_wide, .sum = true};
-    if (!has_own) shape.states = dtype_of(Element::wide);
-    if (to.element == Element::wide) shape.result = dtype_of(Element::wide);
-    if (dtype_of(Element::wide) == config_.dtype) shape = {.sum = true};
-    const Attention& attention = attentions.of_sum(to.columns);
-    attention.prepare_merge(shape);
-    return attention;
   };
   for (std::size_t i = 0; i < plan_.ops.size(); ++i) {
     if (const auto* const next = std::get_if<Lane>(&plan_.ops[i])) lane = static_cast<std::size_t>(next->number);
@@ -460,7 +461,7 @@ void Executor::prepare(Attentions& attentions, const CallContext& context) {
       attention_of_[i] = &attention;
       add_lengths(i, backward->call);
     } else if (const auto* const sum = std::get_if<Sum>(&plan_.ops[i])) {
-      attention_of_[i] = &prepare_sum(*sum);
+      attention_of_[i] = &prepare_sum(attentions, *sum);
     } else if (std::holds_alternative<AddSink>(plan_.ops[i])) {
       attention_of_[i] = &attentions.of_states();
       attention_of_[i]->prepare_merge();

@@ -72,6 +72,7 @@ class Executor {
   DType dtype_of(Element element) const;
   AttentionShape shape_of(const Call& call, bool bounded) const;
   std::vector<AttentionShape> shapes_of(const Call& call, const CallContext& context) const;
+  const Attention& prepare_sum(Attentions& attentions, const Sum& sum) const;
 
   const Problem problem_;
   const Plan plan_;
