@@ -101,11 +101,29 @@ INSTANTIATE_TEST_SUITE_P(HeadDims, Sm90BackwardCompile, ::testing::ValuesIn(case
 TEST(Sm90BackwardCompile, Variants) {
   plan::Problem problem = problem_of({128, 128, DType::bf16, true});
   problem.b = problem.h_kv = 1;
-  const plan::BackwardPlan split = plan_backward(problem, {}, false);
+  const plan::BackwardPlan split = plan_backward(problem, {{"splits", 4}}, false);
   EXPECT_TRUE(split.main.front().split);
   expect_clean(split.main);
   expect_clean(plan_backward(problem_of({96, 96, DType::bf16, true}), {{"tile_n", 64}}, false).main);
   expect_clean(plan_backward(problem_of({40, 40, DType::f16, true}), {{"tile_m", 64}, {"tile_n", 192}}, false).main);
+}
+
+/// Sums in turns, which come from memory when the accumulators are full.
+TEST(Sm90BackwardCompile, Turns) {
+  std::size_t turn = 0;
+  for (const int d : {40, 64, 96, 128}) {
+    for (const bool causal : {false, true}) {
+      for (const bool deterministic : {false, true}) {
+        if (!test::tries(turn++, 2)) continue;
+        plan::Problem problem = problem_of({d, d, DType::bf16, causal});
+        problem.h_kv = 1;
+        const plan::BackwardPlan planned =
+            plan_backward(problem, {plan::Family::sm90, {{"in_turns", 1}}}, deterministic);
+        EXPECT_TRUE(planned.main.front().in_turns());
+        expect_clean(planned.main);
+      }
+    }
+  }
 }
 
 /// With some gradients: P and the next scores side by side in registers, and sums alone. Causal and not in turn, and
