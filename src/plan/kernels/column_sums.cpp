@@ -67,7 +67,7 @@ struct Tile {
 constexpr std::array kTiles{Tile{128, 128, 4}, Tile{128, 64, 4}, Tile{64, 64, 4},
                             Tile{64, 32, 4},   Tile{32, 32, 2},  Tile{16, 16, 1}};
 constexpr std::size_t kFirst32Bit = 3;   // whose products take more registers
-constexpr std::size_t kFirstStored = 1;  // as do conversions
+constexpr std::size_t kFirstStored = 1;  // as do conversions, and score functions beside pages
 // Where shared memory leaves room for one block of four warps: two for each scheduler.
 constexpr Tile kEightWarps{256, 128, 8, true};
 
@@ -190,8 +190,9 @@ KernelSpec column_sums_spec(const Problem& problem) {
   take(spec, kTiles[1]);
   const int blocks = std::max(blocks_of_multiprocessor(spec), 1);
   if (takes_eight_warps(problem, spec, blocks)) return spec;
-  const std::size_t first_stored = spec.as<ColumnSumsPass>().stored() ? kFirstStored : 0;
-  for (std::size_t i = problem.dtype == DType::f32 ? kFirst32Bit : first_stored; i < kTiles.size(); ++i) {
+  const bool many_registers = spec.as<ColumnSumsPass>().stored() || (problem.paged() && !spec.variants.score.empty());
+  const std::size_t first = problem.dtype == DType::f32 ? kFirst32Bit : many_registers ? kFirstStored : 0;
+  for (std::size_t i = first; i < kTiles.size(); ++i) {
     take(spec, kTiles[i]);
     if (blocks_of_multiprocessor(spec) >= (i == 0 ? blocks : 1)) return spec;
   }
