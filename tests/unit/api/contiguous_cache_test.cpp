@@ -3,31 +3,24 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <random>
 #include <string>
 #include <vector>
 
 #include <fa/attention.hpp>
 
 #include "expect_error.hpp"
+#include "normals.hpp"
 
 namespace fa {
 namespace {
 
 using test::expect_error;
 using test::expect_invalid;
+using test::normals;
 
 constexpr std::int64_t kHeadsQ = 4, kHeadsKv = 2, kDimQk = 16, kDimV = 8;
 constexpr std::int64_t kMost = 20, kCacheRows = 5, kRequests = 3, kRows = 2;
 constexpr double kUntouched = -777;
-
-std::vector<double> normals(std::int64_t count, unsigned seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<double> normal;
-  std::vector<double> values(static_cast<std::size_t>(count));
-  for (double& value : values) value = normal(generator);
-  return values;
-}
 
 /// Three requests of two query rows each over a cache [rows, s_max, h_kv, d].
 class ContiguousCache : public testing::Test {

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <random>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,23 +12,17 @@
 #include <fa/attention.hpp>
 
 #include "expect_error.hpp"
+#include "normals.hpp"
 
 namespace fa {
 namespace {
 
 using test::expect_error;
 using test::expect_invalid;
+using test::normals;
 
 constexpr std::int64_t kHeadsQ = 4, kHeadsKv = 2, kDimQk = 16, kDimV = 8;
 constexpr double kUntouched = -777;
-
-std::vector<double> normals(std::int64_t count, unsigned seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<double> normal;
-  std::vector<double> values(static_cast<std::size_t>(count));
-  for (double& value : values) value = normal(generator);
-  return values;
-}
 
 TensorView view(std::vector<double>& memory, std::initializer_list<std::int64_t> shape) {
   return TensorView(memory.data(), DType::f64, shape);

@@ -4,31 +4,24 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <random>
 #include <vector>
 
 #include <fa/attention.hpp>
 
 #include "api/validate.hpp"
 #include "expect_error.hpp"
+#include "normals.hpp"
 
 namespace fa {
 namespace {
 
 using test::expect_error;
 using test::expect_invalid;
+using test::normals;
 
 constexpr std::int64_t kHeadsQ = 4, kHeadsKv = 2, kDim = 8, kPage = 4, kPages = 14, kMaxPages = 6, kRequests = 4;
 constexpr std::int64_t kPositions = kPage * kMaxPages;
 constexpr int kCount = 9;
-
-std::vector<double> normals(std::int64_t count, unsigned seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<double> normal;
-  std::vector<double> values(static_cast<std::size_t>(count));
-  for (double& value : values) value = normal(generator);
-  return values;
-}
 
 class PagedStatistics : public testing::Test {
  protected:
