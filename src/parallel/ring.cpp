@@ -33,7 +33,7 @@ struct Share {
   int lane = 0;
 };
 
-/// Of every step: the heads whose own keys come last, and then the others. Their calls take turns, so that the last
+/// Of every step: the heads whose own keys come last, and then the others. Their calls alternate, so that the last
 /// thread blocks of one and the first of the next share the GPU.
 std::vector<Share> shares_of(const Local& local, std::int64_t late) {
   const std::int64_t early = local.h_kv - late;

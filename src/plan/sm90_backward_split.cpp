@@ -21,10 +21,11 @@ constexpr double kLeastSteps = 4;         // of a block: shorter ones only start
 constexpr double kTurnSteps = 1.6;        // of a turn: sums are read, added to and left for the next
 constexpr double kLeastStepsOfTurn = 32;  // of a block: those of shorter ones stay for several tiles
 constexpr int kMostTurns = 64;
-constexpr double kWorthwhile = 0.96;  // of the time without a cluster
+constexpr double kSectionBytes = 20 << 20;  // of Q, dO and dQ, of the parts that a launch has side by side
+constexpr double kWorthwhile = 0.96;        // of the time without a cluster
 // Bytes of Q, dO and dQ of the KV heads that run at once: as many are read from the L2 cache, and so many more make
-// steps by kSlowestRows slower. These and the constants above: a fit to 21 grids on an H100 (docs/experiments.md).
-constexpr double kSectionBytes = 20 << 20;  // of them that heads side by side have
+// steps by kSlowestRows slower. These and the constants above: a fit to 21 grids on an H100, those of
+// turns to 18 on an H200 (docs/experiments.md).
 constexpr double kNearRows = 45e6;
 constexpr double kFarRows = 100e6;
 constexpr double kSlowestRows = 0.2;

@@ -390,8 +390,8 @@ std::vector<Turn> turns_of(const Plan& plan) {
   return turns;
 }
 
-// Of the late heads a rank's own keys come behind all others. Calls take turns of the lanes, so that each begins where
-// the one before it runs out of tiles, and what others have computed is on its way home before the last one.
+// Of the late heads a rank's own keys come behind all others. Calls alternate between the lanes, so that each begins
+// where the one before it runs out of tiles, and what others have computed is on its way home before the last one.
 TEST(Plan, OwnKeysOfLateHeadsComeLast) {
   for (const int ranks : {2, 3, 4, 8, 16}) {
     for (const ShardLayout layout : {ShardLayout::zigzag, ShardLayout::striped}) {
