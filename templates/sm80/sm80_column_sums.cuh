@@ -56,8 +56,8 @@ FA_DEVICE constexpr bool one_buffer_of_rows() {
 /// In shared memory: Q [tile_m, d_qk], K [tile_n, d_qk] by parts, of stored K what the parts' V would take and their
 /// scales, and with two buffers Q of the next step.
 ///
-/// Of the launch parameters `m_blocks` counts the key tiles of a head, of packed batches the slots; `heads` is of the
-/// sums, each of which is over `splits` query heads.
+/// Of the launch parameters `m_blocks` counts the key tiles of a head, of packed batches the slots; `heads` and
+/// `heads_in_flight` are of the sums, each of which is over `splits` query heads.
 template <class Config>
 struct ColumnSums {
   using Scores = ForwardScores<ForwardOfSums<Config>>;
@@ -108,14 +108,36 @@ struct ColumnSums {
       : params(p), tile(this_tile(p)), lengths(Scores::this_entry(p, tile.batch)) {}
 
   static FA_DEVICE Tile this_tile(const Params& p) {
-    const int index = ptx::block_index() / p.m_blocks;
-    const int place = ptx::block_index() - index * p.m_blocks;
+    const Place at = this_place(p);
     if constexpr (kPackedKeys) {
       const SequenceParams& sequences = p.sequences;
-      const int batch = sequence_of_slot<kTileN>(sequences.cu_kv, p.b, sequences.total_kv, 1, place);
-      return {place - first_slot<kTileN>(sequences.cu_kv, batch, sequences.total_kv, 1), index, batch};
+      const int batch = sequence_of_slot<kTileN>(sequences.cu_kv, p.b, sequences.total_kv, 1, at.block);
+      return {at.block - first_slot<kTileN>(sequences.cu_kv, batch, sequences.total_kv, 1), at.head, batch};
     } else {
-      return {place, index % p.heads, index / p.heads};
+      return {at.block, at.head % p.heads, at.head / p.heads};
+    }
+  }
+
+  /// The n-th tile of keys, or slot, of a head, of those of all requests but of packed ones.
+  struct Place {
+    int block;
+    int head;
+  };
+
+  /// Causal tiles of the first keys have the most rows. They start first, of all heads whose rows share the L2 cache.
+  static FA_DEVICE Place this_place(const Params& p) {
+    const int index = ptx::block_index();
+    if constexpr (Config::kCausal) {
+      const int section_size = p.heads_in_flight * p.m_blocks;
+      const int section = index / section_size;
+      const int first_head = section * p.heads_in_flight;
+      const int rest = (kPackedKeys ? p.heads : p.heads * p.b) - first_head;
+      const int heads = rest < p.heads_in_flight ? rest : p.heads_in_flight;
+      const int place = index - section * section_size;
+      const int block = place / heads;
+      return {block, first_head + place - block * heads};
+    } else {
+      return {index % p.m_blocks, index / p.m_blocks};
     }
   }
 

@@ -105,6 +105,7 @@ StatisticsResults run_statistics(const StatisticsCase& c, const StatisticsData& 
   const fa::plan::Choice choice{.pack_gqa = plan.kernel.pack_gqa, .family = plan.kernel.family()};
   fa::plan::CallPlan call;
   plan_call(problem, choice, kernels.specs, tensors, {double{a.softmax_scale()}, 3, false, packed}, call);
+  if (c.sum_heads_in_flight > 0) call.forward_params.sums.heads_in_flight = c.sum_heads_in_flight;
   run_plan(call, kernels, memory, seed);
   fetch(memory, max_logit, results.max_logit);
   fetch(memory, entropy, results.entropy);

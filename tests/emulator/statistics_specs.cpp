@@ -171,6 +171,7 @@ std::vector<StatisticsCase> column_sum_cases() {
     packed->config.varlen = true;
     add("_one_buffer", attention_of(DType::bf16, {1, 2, 1, 600, 140, 16, 16}, true), config)->config.kernel =
         fa::KernelOverride{"column_sums", "row_buffers=1"};
+    add("_sections", attention_of(DType::bf16, {2, 4, 2, 150, 260, 16, 16}, true), config)->sum_heads_in_flight = 3;
     config.statistics.top_keys = 7;
     add("_top_keys", attention_of(DType::bf16, {2, 4, 2, 150, 100, 16, 16}, true), config);
     add("_top_keys_alone", attention_of(DType::f16, {2, 4, 2, 150, 100, 16, 16}, true), config)->without_sums = true;
@@ -450,6 +451,14 @@ std::vector<StatisticsMutation> column_sum_mutations() {
        "lse * kLog2e", "sums_causal"},
       {"sums_of_rows_that_are_not_there", "sm80/sm80_column_sums.cuh", "if (row >= rows.row_count) return kInfinity;",
        "if (row >= rows.row_count) return 0.f;", "sums"},
+      {"sums_of_heads_of_the_first_section", "sm80/sm80_column_sums.cuh", "first_head + place - block * heads}",
+       "place - block * heads}", "sums_sections"},
+      {"sums_of_a_last_section_as_of_others",
+       "sm80/sm80_column_sums.cuh",
+       "rest < p.heads_in_flight ? rest",
+       "rest < 0 ? rest",
+       "sums_sections",
+       {FaultKind::global_out_of_bounds}},
       {"sums_of_hidden_keys", "sm80/sm80_column_sums.cuh", "if (hides_any(rows, block)) rows.mask(s, block);", "",
        "sums_causal"},
       {"sums_of_the_first_part_of_keys", "sm80/sm80_column_sums.cuh", "first = first_key + part * kPartKeys;",

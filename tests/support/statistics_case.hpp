@@ -30,6 +30,7 @@ struct StatisticsCase {
   KernelOverride kernel = {};
   std::vector<std::int32_t> cu_q = {}, cu_kv = {};  ///< of a packed batch
   std::vector<std::int32_t> used_kv = {};           ///< over pages
+  int sum_heads_in_flight = 0;                      ///< of column sums, in a section of a causal grid; 0: as planned
   bool without_sums = false;                        ///< calls leave column_sums out, but for those of expected_of
   float common = 0;  ///< unless 0: column 0 of q and k, others being whole numbers. Scores are exact, and near another
   float steep = 1;   ///< what each eighth row of q is times of

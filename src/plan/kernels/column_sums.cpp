@@ -7,6 +7,7 @@
 
 #include "plan/catalogue.hpp"
 #include "plan/forward_launch.hpp"
+#include "plan/sm90_forward.hpp"
 #include "support/text.hpp"
 
 namespace fa::plan {
@@ -94,6 +95,9 @@ bool takes_eight_warps(const Problem& problem, KernelSpec& spec, int blocks) {
   }
   return may && (wanted == 1 || (wanted != 2 && blocks == 1));
 }
+
+// Q of the heads that run together should fit the L2 cache, of 50 MB on Hopper, beside what else is read.
+constexpr std::int64_t kRowsInL2 = std::int64_t{32} << 20;
 
 constexpr int kTopKeysWarps = 16;
 constexpr int kTopKeysBlocks = 2;  // one reads while the other sorts
@@ -212,7 +216,12 @@ std::int64_t column_sums_params(const Problem& problem, const KernelSpec& spec,
   const bool packed = has_packed_keys(problem);
   params.m_blocks = static_cast<int>(packed ? slots(problem.total_kv, spec.tile_n, problem.b)
                                             : (problem.s_kv + spec.tile_n - 1) / spec.tile_n);
-  return std::int64_t{params.m_blocks} * params.heads * (packed ? 1 : problem.b);
+  const std::int64_t heads = params.heads * (packed ? 1 : problem.b);
+  const std::int64_t rows = packed ? problem.total_q : problem.s_q;
+  const std::int64_t head_bytes = rows * params.splits * problem.d_qk * static_cast<std::int64_t>(size_of(spec.dtype));
+  params.heads_in_flight =
+      equal_sections(heads, std::max(kRowsInL2 / std::max(head_bytes, std::int64_t{1}), std::int64_t{1}));
+  return params.m_blocks * heads;
 }
 
 }  // namespace fa::plan

@@ -168,6 +168,26 @@ TEST(CallPlan, TopKeysOfPackedBatches) {
   EXPECT_EQ(planned.call.forward_params.top_keys.sequences.total_kv, 900);
 }
 
+/// Of a causal call, heads whose rows fit the L2 cache together, in sections of one size.
+TEST(CallPlan, ColumnSumsOfManyHeadsRunInSections) {
+  const auto heads = [](std::int64_t b, std::int64_t s, ColumnSums sums) {
+    Problem p = some_problem(s, true);
+    p.b = b;
+    p.h_q = 32;
+    p.h_kv = 8;
+    p.d_qk = p.d_v = 128;
+    p.statistics.column_sums = sums;
+    Planned planned;
+    plan_forward_call(p, {}, false, &planned);
+    return planned.call.forward_params.sums.heads_in_flight;
+  };
+  EXPECT_EQ(heads(1, 4096, ColumnSums::query_heads), 32) << "1 MiB each";
+  EXPECT_EQ(heads(3, 4096, ColumnSums::query_heads), 32) << "of 96";
+  EXPECT_EQ(heads(1, 12288, ColumnSums::query_heads), 8) << "10 fit";
+  EXPECT_EQ(heads(1, 4096, ColumnSums::kv_heads), 8) << "4 MiB each";
+  EXPECT_EQ(heads(1, std::int64_t{1} << 20, ColumnSums::kv_heads), 1);
+}
+
 /// Packed queries or not, each request has sums of all positions.
 TEST(CallPlan, TopKeysOfRequestsOverPages) {
   constexpr std::int32_t kFirst = 3;
