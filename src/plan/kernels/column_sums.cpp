@@ -67,8 +67,8 @@ struct Tile {
 // Blocks of more keys read fewer rows in all, where as many of them fit in a multiprocessor.
 constexpr std::array kTiles{Tile{128, 128, 4}, Tile{128, 64, 4}, Tile{64, 64, 4},
                             Tile{64, 32, 4},   Tile{32, 32, 2},  Tile{16, 16, 1}};
-constexpr std::size_t kFirst32Bit = 3;   // whose products take more registers
-constexpr std::size_t kFirstStored = 1;  // as do conversions, and score functions beside pages
+constexpr std::size_t kFirst32Bit = 3;  // whose products take more registers
+constexpr std::size_t kFewerKeys = 1;   // as do conversions, and score functions beside pages
 // Where shared memory leaves room for one block of four warps: two for each scheduler.
 constexpr Tile kEightWarps{256, 128, 8, true};
 
@@ -94,6 +94,14 @@ bool takes_eight_warps(const Problem& problem, KernelSpec& spec, int blocks) {
     support::throw_unsupported("kernel.text", "row_buffers=1", "row_buffers=2 for this dtype, head_dim and device");
   }
   return may && (wanted == 1 || (wanted != 2 && blocks == 1));
+}
+
+/// Whether a causal grid of the widest tiles has one round, and would wait for those of the first keys. Tiles of half
+/// of the keys make twice as many blocks.
+bool has_few_long_tiles(const Problem& problem) noexcept {
+  constexpr std::int64_t kRound = 2 * kHopperMultiprocessors;
+  if (!problem.causal || has_packed_keys(problem)) return false;
+  return (problem.s_kv + kTiles[0].tile_n - 1) / kTiles[0].tile_n * summed_heads(problem) * problem.b <= kRound;
 }
 
 // Q of the heads that run together should fit the L2 cache, of 50 MB on Hopper, beside what else is read.
@@ -195,7 +203,8 @@ KernelSpec column_sums_spec(const Problem& problem) {
   const int blocks = std::max(blocks_of_multiprocessor(spec), 1);
   if (takes_eight_warps(problem, spec, blocks)) return spec;
   const bool many_registers = spec.as<ColumnSumsPass>().stored() || (problem.paged() && !spec.variants.score.empty());
-  const std::size_t first = problem.dtype == DType::f32 ? kFirst32Bit : many_registers ? kFirstStored : 0;
+  const bool fewer = many_registers || has_few_long_tiles(problem);
+  const std::size_t first = problem.dtype == DType::f32 ? kFirst32Bit : fewer ? kFewerKeys : 0;
   for (std::size_t i = first; i < kTiles.size(); ++i) {
     take(spec, kTiles[i]);
     if (blocks_of_multiprocessor(spec) >= (i == 0 ? blocks : 1)) return spec;

@@ -188,6 +188,22 @@ TEST(CallPlan, ColumnSumsOfManyHeadsRunInSections) {
   EXPECT_EQ(heads(1, std::int64_t{1} << 20, ColumnSums::kv_heads), 1);
 }
 
+TEST(CallPlan, ColumnSumsOfFewHeadsTakeFewerKeysABlock) {
+  const auto keys = [](std::int64_t b, bool causal, ColumnSums sums) {
+    Problem p = some_problem(4096, causal);
+    p.b = b;
+    p.h_q = 32;
+    p.h_kv = 8;
+    p.d_qk = p.d_v = 128;
+    p.statistics.column_sums = sums;
+    return column_sums_spec(p).tile_n;
+  };
+  EXPECT_EQ(keys(1, true, ColumnSums::kv_heads), 64) << "256 tiles of 128 keys";
+  EXPECT_EQ(keys(2, true, ColumnSums::kv_heads), 128);
+  EXPECT_EQ(keys(1, false, ColumnSums::kv_heads), 128) << "all are as long";
+  EXPECT_EQ(keys(1, true, ColumnSums::query_heads), 128) << "of 32 heads";
+}
+
 /// Packed queries or not, each request has sums of all positions.
 TEST(CallPlan, TopKeysOfRequestsOverPages) {
   constexpr std::int32_t kFirst = 3;
