@@ -8,6 +8,7 @@ from conftest import refused
 torch = pytest.importorskip("torch")
 
 import fa_attention  # noqa: E402
+from fa_attention import capi  # noqa: E402
 from fa_attention.torch import _flash_backend, attention, register_flash_attention, varlen_attention  # noqa: E402
 from torch.nn import attention as registry  # noqa: E402
 
@@ -80,6 +81,36 @@ def test_dropout(kernels):
     assert torch.equal(aten._scaled_dot_product_flash_attention(q, k, v, 0.5)[0], o)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("s_q, s_kv, causal", [(9, 9, True), (5, 131, False), (3, 256, False)])
+def test_debug_mask(kernels, s_q, s_kv, causal, dtype):
+    """What PyTorch's own function of products makes of the mask is what forward made of it."""
+    q, k, v = (t.detach().to(dtype) for t in inputs(s_q, s_kv, h_kv=2))
+    o, _, _, _, _, _, state, _, mask = aten._scaled_dot_product_flash_attention(q, k, v, 0.25, causal, True)
+    assert mask.shape == (2, 4, s_q, s_kv) and mask.dtype == dtype and set(mask.unique().tolist()) == {-1, 1}
+    rng = capi.dropout_state(*state.view(torch.int64).tolist())
+    wanted = torch.frombuffer(fa_attention.load().dropout_mask(rng, 0.25, 2, 4, s_q, s_kv), dtype=torch.uint8)
+    assert torch.equal(mask > 0, wanted.view(mask.shape) != 0)
+    math = aten._scaled_dot_product_attention_math(q.float(), k.float(), v.float(), None, 0.25, causal, mask > 0, enable_gqa=True)[0]
+    assert torch.allclose(o.float(), math, atol=ATOL[dtype])
+
+
+def test_debug_mask_of_packed(kernels):
+    q, k, v = (torch.randn(n, 4, 16) for n in (7, 12, 12))
+    cu_q, cu_k = (torch.tensor(t, dtype=torch.int32) for t in ((0, 3, 7), (0, 5, 12)))
+    o, _, _, _, mask = aten._flash_attention_forward(q, k, v, cu_q, cu_k, 4, 7, 0.5, False, True)
+    assert mask.shape == (2, 4, 4, 7)
+    for n in range(2):
+        rows, keys = slice(*cu_q[n:n + 2].tolist()), slice(*cu_k[n:n + 2].tolist())
+        one = [t.transpose(0, 1)[None] for t in (q[rows], k[keys], v[keys])]
+        kept = mask[n:n + 1, :, :one[0].shape[2], :one[1].shape[2]] > 0
+        expected = aten._scaled_dot_product_attention_math(*one, None, 0.5, False, kept)[0]
+        assert torch.allclose(o[rows], expected[0].transpose(0, 1), atol=2e-5)
+    by_rows = [t.detach().transpose(1, 2) for t in inputs(9, 9)]
+    mask = aten._flash_attention_forward(*by_rows, None, None, 9, 9, 0.5, False, True)[-1]
+    assert mask.shape == (2, 4, 9, 9) and not torch.equal(mask[0], mask[1])
+
+
 def test_packed(kernels):
     q, k, v = (torch.randn(n, 4, 16, requires_grad=True) for n in (7, 12, 12))
     cu_q, cu_k, used = (torch.tensor(t, dtype=torch.int32) for t in ((0, 3, 7), (0, 5, 12), (4, 6)))
@@ -101,7 +132,7 @@ def test_packed(kernels):
     if "block_table" in str(aten._flash_attention_forward.default._schema):
         refused(ValueError, lambda: call(cu_q, cu_k, block_table=cu_q[None]), "block_table is given", "None")
     refused(ValueError, lambda: aten._flash_attention_forward(q, k, v, cu_q, cu_k, 4, 7, 0.0, False, True),
-            "return_debug_mask is given", "False")
+            "return_debug_mask is given", "False without dropout")
 
 
 def test_compiles(kernels):

@@ -13,6 +13,7 @@ from .._errors import Unsupported
 from . import _ops
 
 NAME = "fa"
+_COLUMNS = 128  # of the mask of dropout, that a call yields
 
 
 def register_flash_attention(activate: bool = True) -> None:
@@ -22,7 +23,8 @@ def register_flash_attention(activate: bool = True) -> None:
     gives PyTorch's own back, activate_flash_attention_impl("fa") takes fa again.
 
     Served are q [b, h_q, s_q, d], k and v [b, h_kv, s_kv, d] with is_causal, scale and dropout, and the packed form
-    [total, h, d] of torch.nn.attention.varlen, with windows. What PyTorch asks for beyond, a debug mask, alibi_slopes and
+    [total, h, d] of torch.nn.attention.varlen, with windows. With dropout return_debug_mask is served by the mask alone, [b,
+    h_q, s_q, s_kv]: 1 where an element of P is kept, -1 where it is dropped. What PyTorch asks for beyond, alibi_slopes and
     block_table, is refused by a ValueError. Raises fa_attention.Unsupported, a NotImplementedError, where this PyTorch has no
     registry.
     """
@@ -55,9 +57,8 @@ class Handle:
 
 def _refuse(**given: Any) -> None:
     for name, value in given.items():
-        if value is not None and value is not False:
-            accepted = "False" if value is True else "None"
-            raise ValueError(f"{name} is given: accepted by fa as PyTorch's flash backend is {accepted}")
+        if value is not None:
+            raise ValueError(f"{name} is given: accepted by fa as PyTorch's flash backend is None")
 
 
 def _rest(arrays: Sequence[Optional[Tensor]], longest: Sequence[int], dropout: float, causal: bool, scale: Optional[float],
@@ -72,10 +73,26 @@ def _draw(dropout: float, device: torch.device) -> Optional[Tensor]:
     return torch.randint(0, 2**62, (2,), device=device) if dropout else None
 
 
-def _states(q: Tensor, rng: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def _states(q: Tensor, rng: Optional[Tensor], mask: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """rng_state, unused and the debug mask, as PyTorch's kernels return them."""
     state = rng.view(torch.uint64) if rng is not None else torch.empty(2, dtype=torch.uint64, device=q.device)
-    return state, torch.empty((), dtype=torch.uint64, device=q.device), torch.empty(0, dtype=q.dtype, device=q.device)
+    empty = torch.empty(0, dtype=q.dtype, device=q.device)
+    return state, torch.empty((), dtype=torch.uint64, device=q.device), empty if mask is None else mask
+
+
+def _debug_mask(like: Tensor, sizes: Sequence[int], dropout: float, rng: Optional[Tensor]) -> Tensor:
+    """The mask of dropout, [b, h, s_q, s_kv], as kernels draw it, which neither scores nor head dims change: equal scores give
+    equal P, and values that are columns of a unit matrix give P itself, some columns a call. Nothing here waits for a GPU."""
+    if rng is None:
+        raise ValueError("return_debug_mask is given: accepted by fa as PyTorch's flash backend is False without dropout")
+    b, h, s_q, s_kv = sizes
+    rest, found = _rest((None, None, None, None, rng), (0, 0), dropout, False, None, (None, None)), []
+    q, k = like.new_zeros(b, h, s_q, _COLUMNS), like.new_zeros(b, 1, s_kv, _COLUMNS)
+    for first in range(0, s_kv, _COLUMNS):
+        v = like.new_zeros(b, 1, s_kv, _COLUMNS)
+        v.diagonal(-first, 2, 3).fill_(1)
+        found.append(_ops._forward(q, k, v, None, [], *rest)[0])
+    return torch.cat(found, -1)[..., :s_kv].gt(0).to(like.dtype).mul_(2).sub_(1)
 
 
 def _as(t: Tensor, like: Tensor) -> Tensor:
@@ -95,11 +112,11 @@ def _as(t: Tensor, like: Tensor) -> Tensor:
 
 def sdpa_forward(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False,
                  return_debug_mask: bool = False, *, scale: Optional[float] = None) -> Any:
-    _refuse(return_debug_mask=return_debug_mask)
     rng = _draw(dropout_p, query.device)
+    mask = _debug_mask(query, (*query.shape[:3], key.shape[2]), dropout_p, rng) if return_debug_mask else None
     rest = _rest((None, None, None, None, rng), (0, 0), dropout_p, is_causal, scale, (None, None))
     o, lse = _ops._forward(query, key, value, None, [], *rest)
-    return (_as(o, query), lse, None, None, query.shape[2], key.shape[2], *_states(query, rng))
+    return (_as(o, query), lse, None, None, query.shape[2], key.shape[2], *_states(query, rng, mask))
 
 
 def _gradients(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, rest: Sequence[Any]) -> Any:
@@ -125,7 +142,7 @@ def forward(query: Tensor, key: Tensor, value: Tensor, cum_seq_q: Optional[Tenso
             seqused_k: Optional[Tensor] = None, alibi_slopes: Optional[Tensor] = None, block_table: Optional[Tensor] = None,
             num_splits: Optional[int] = None) -> Any:
     """query [b, s_q, h_q, d] and so on, or with cum_seq_q and cum_seq_k packed, [total_q, h_q, d]."""
-    _refuse(return_debug_mask=return_debug_mask, alibi_slopes=alibi_slopes, block_table=block_table)
+    _refuse(alibi_slopes=alibi_slopes, block_table=block_table)
     if seqused_k is not None and (cum_seq_q is None or any(t.requires_grad for t in (query, key, value))):
         raise ValueError("seqused_k is given: accepted by fa as PyTorch's flash backend is None, but for packed tensors of which "
                          "none requires a gradient")
@@ -135,8 +152,12 @@ def forward(query: Tensor, key: Tensor, value: Tensor, cum_seq_q: Optional[Tenso
     arrays = (cum_seq_q, cum_seq_k, None, seqused_k, rng)
     rest = _rest(arrays, (max_q, max_k) if packed else (0, 0), dropout_p, is_causal, scale, (window_size_left, window_size_right))
     q, k, v = (query, key, value) if packed else (t.transpose(1, 2) for t in (query, key, value))
+    mask = None
+    if return_debug_mask:
+        sizes = (cum_seq_q.numel() - 1, query.shape[1], max_q, max_k) if cum_seq_q is not None else (*q.shape[:3], k.shape[2])
+        mask = _debug_mask(query, sizes, dropout_p, rng)
     o, lse = _ops._forward(q, k, v, None, [], *rest)
-    return (_as(o if packed else o.transpose(1, 2), query), lse, *_states(query, rng))
+    return (_as(o if packed else o.transpose(1, 2), query), lse, *_states(query, rng, mask))
 
 
 def forward_into(out: Tensor, query: Tensor, key: Tensor, value: Tensor, *arguments: Any, **options: Any) -> Tensor:
