@@ -122,7 +122,9 @@ def operator(q, k, v):
 
 
 def compiled(function):
-    """Of a copy: the compiler keeps what it has compiled by code objects, under whichever backend that was."""
+    """Of a copy, and without caches: the compiler keeps what it has compiled by code objects, and finds it by graphs, under
+    whichever backend that was."""
+    torch.compiler.config.force_disable_caches = True
     copy = types.FunctionType(function.__code__.replace(), function.__globals__)
     return torch.compile(copy, fullgraph=True)
 

@@ -11,7 +11,8 @@ kept in a folder that git ignores; --file names one that is here already.
 
 On a GPU fa is registered as PyTorch's flash backend, where this PyTorch has a registry. Else, and with --patch, fa's
 scaled_dot_product_attention takes the place of PyTorch's function, but for calls under SDPBackend.MATH alone and of nested
-tensors: the former are what tests compare with. Ends with 1 where a test failed.
+tensors: the former are what tests compare with. --plain leaves PyTorch as it is, for what fails without fa too. Ends with 1
+where a test failed.
 
 --part 3/8 takes each eighth test, from the third on: eight processes take all. --limit 100 begins none after 100 seconds, and says
 how many were left.
@@ -46,6 +47,7 @@ from fa_attention.torch import scaled_dot_product_attention as ours  # noqa: E40
 
 OWN = functional.scaled_dot_product_attention
 SOURCE = "https://raw.githubusercontent.com/pytorch/pytorch/v{version}/test/{name}.py"
+ROOM = 4 << 30  # bytes, that a process keeps of a GPU between tests
 CHOSEN = ["*SDPA*", "*sdpa*", "*scaled_dot_product*", "*AttnBias*", "*flash*"]
 
 
@@ -65,8 +67,10 @@ def in_place_of(calls):
     return attention
 
 
-def place(device, patch, calls):
+def place(device, patch, plain, calls):
     """How fa takes PyTorch's place, in words."""
+    if plain:
+        return "in place of nothing"
     if device == "cuda" and not patch:
         try:
             register_flash_attention()
@@ -160,12 +164,15 @@ def opinfo_case(sample, device, dtype):
 class Turn:
     """Whether a test is one of this process's, and there is time for it."""
 
-    def __init__(self, part, limit):
+    def __init__(self, part, limit, skipped):
         self.index, self.count = (int(n) for n in part.split("/"))
         self.end = time.monotonic() + limit if limit else None
+        self.skipped = skipped
         self.seen, self.left = 0, 0
 
-    def comes(self):
+    def comes(self, name):
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.skipped):
+            return False
         self.seen += 1
         if (self.seen - self.index) % self.count:
             return False
@@ -187,7 +194,7 @@ def opinfo(device, result, patterns, turn):
             words = [f"{name}={'tensor' if isinstance(value, torch.Tensor) else value}" for name, value in sample.kwargs.items()]
             shapes = " ".join(str(list(t.shape)) for t in (sample.input, *sample.args))
             name = f"opinfo {str(dtype).removeprefix('torch.')} sample {n}: {shapes} {' '.join(words)}"
-            if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns or ["*"]) or not turn.comes():
+            if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns or ["*"]) or not turn.comes(name):
                 continue
             case = unittest.FunctionTestCase(functools.partial(opinfo_case, sample, device, dtype), description=name)
             case.id = lambda name=name: f"torch.{name}"
@@ -232,8 +239,10 @@ def transformers(device, result, patterns, turn, file, folder):
                 raise
             download(error.name, folder)
     for test in tests_of(unittest.defaultTestLoader.loadTestsFromModule(module)):
-        if any(fnmatch.fnmatchcase(test.id(), pattern) for pattern in patterns or CHOSEN) and turn.comes():
+        if any(fnmatch.fnmatchcase(test.id(), pattern) for pattern in patterns or CHOSEN) and turn.comes(test.id()):
             test.run(result)
+            if device == "cuda" and torch.cuda.memory_reserved() > ROOM:
+                torch.cuda.empty_cache()  # other processes test beside
 
 
 def main():
@@ -241,7 +250,9 @@ def main():
     parser.add_argument("--suite", choices=["opinfo", "transformers"], default="opinfo")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--patch", action="store_true", help="do not register as the flash backend, on a GPU too")
+    parser.add_argument("--plain", action="store_true", help="PyTorch without fa")
     parser.add_argument("--match", action="append", metavar="PATTERN", help="of names: these alone")
+    parser.add_argument("--skip", action="append", metavar="PATTERN", default=[], help="of names: not these")
     parser.add_argument("--file", type=pathlib.Path, help="a test_transformers.py")
     parser.add_argument("--folder", type=pathlib.Path, default=ROOT / ".scratch" / "pytorch_tests" / torch.__version__)
     parser.add_argument("--lib", type=pathlib.Path)
@@ -251,9 +262,9 @@ def main():
     args = parser.parse_args()
     fa_attention.load(args.lib)
     calls, result = collections.Counter(), Result()
-    how = place(args.device, args.patch, calls)
+    how = place(args.device, args.patch, args.plain, calls)
     print(f"torch {torch.__version__}, {args.device}, fa {how}", flush=True)
-    turn = Turn(args.part, args.limit)
+    turn = Turn(args.part, args.limit, args.skip)
     if args.suite == "opinfo":
         opinfo(args.device, result, args.match, turn)
     else:
