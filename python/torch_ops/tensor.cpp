@@ -99,6 +99,7 @@ Tensor empty_like(const Tensor& like, std::int64_t heads, std::int64_t rows, std
 
 Tensor readable(Tensor tensor) {
   if (tensor.rank() == 0 || tensor.strides().back() == 1 || tensor.sizes().back() <= 1) return tensor;
+  if (tensor.elements() == 0) return empty_row_major(tensor.sizes(), tensor.dtype(), tensor.place());
   return own(torch::stable::contiguous(stable(tensor)));
 }
 

@@ -125,6 +125,16 @@ def test_masked_rows(device):
     assert all(torch.isfinite(t.grad).all() for t in (q, k, v))
 
 
+@pytest.mark.parametrize("b, h, s_q, s_kv", [(0, 2, 5, 5), (2, 2, 0, 5), (2, 2, 5, 0), (2, 0, 5, 5), (0, 0, 0, 0)])
+def test_gradient_of_a_sum_of_nothing(device, b, h, s_q, s_kv):
+    """It is expanded, and has no element that a copy would lay anew."""
+    q, k, v = (torch.zeros(b, h, s, 16, device=device, requires_grad=True) for s in (s_q, s_kv, s_kv))
+    o = attention(q, k, v)
+    assert o.shape == q.shape and not o.any()
+    o.sum().backward()
+    assert all(t.grad.shape == t.shape and not t.grad.any() for t in (q, k, v))
+
+
 def test_parts_of_the_graph(device):
     q, k, v = (torch.randn(2, 3, 7, 8, device=device, requires_grad=True) for _ in range(3))
     (dv,) = torch.autograd.grad(attention(q, k, v).sum(), v)  # an expanded gradient comes in

@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 def padded(t: Tensor) -> Tensor:
-    """With a head dim that is a multiple of 8."""
-    short = -t.shape[-1] % 8
+    """With a head dim that is a multiple of 8, and not 0."""
+    short = -t.shape[-1] % 8 if t.shape[-1] else 8
     return functional.pad(t, (0, short)) if short else t
 
 
 def padded_heads(q: Tensor, k: Tensor, v: Tensor, scale: Optional[float]) -> tuple[Tensor, Tensor, Tensor, Optional[float]]:
     """q, k and v, and the scale that belongs to their own head dim."""
-    if q.shape[-1] % 8 == 0 and v.shape[-1] % 8 == 0:
+    if q.shape[-1] % 8 == 0 and v.shape[-1] % 8 == 0 and q.shape[-1] and v.shape[-1]:
         return q, k, v, scale
     if scale is None:
         scale = q.shape[-1] ** -0.5 if q.shape[-1] else 1.0

@@ -49,7 +49,9 @@ def readable(t: Tensor) -> Tensor:
     """`t` itself, unless its memory has the other sign or its head dim is not contiguous, as in the gradient of a sum, which is
     expanded."""
     t = resolved(t)
-    return t if t.stride(-1) == 1 or t.shape[-1] <= 1 else t.contiguous()
+    if t.stride(-1) == 1 or t.shape[-1] <= 1:
+        return t
+    return t.clone(memory_format=torch.contiguous_format)  # contiguous() has an expanded tensor without elements as it is
 
 
 def sink_like(sink: Tensor, q: Tensor) -> Tensor:
