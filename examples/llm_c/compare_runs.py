@@ -78,13 +78,15 @@ def main():
     print(f"{'in thousandths':<28}{'loss':<12}{'n':>4}{'mean':>8}{'error':>8}{'deviation':>11}{'greatest':>10}")
     rows = [(f"{build} less {args.base}", lambda loss, build=build: paired(builds, args.base, build, loss))
             for build in sorted(builds) if build != args.base]
-    rows += [(f"{build}, run less run", lambda loss, streams=streams: repeated(streams, loss)) for build, streams in sorted(builds.items())]
+    rows += [(f"{build}, run less run", lambda loss, streams=streams: repeated(streams, loss))
+             for build, streams in sorted(builds.items())]
     for name, differences in rows:
         for loss in LOSSES:
             found = [1e3 * each for each in differences(loss)]
             if found:
                 mean, error, deviation = summary(found)
-                print(f"{name:<28}{loss:<12}{len(found):>4}{mean:>8.2f}{error:>8.2f}{deviation:>11.2f}{max(map(abs, found)):>10.2f}")
+                greatest = max(map(abs, found))
+                print(f"{name:<28}{loss:<12}{len(found):>4}{mean:>8.2f}{error:>8.2f}{deviation:>11.2f}{greatest:>10.2f}")
 
 
 if __name__ == "__main__":

@@ -91,7 +91,8 @@ def test_debug_mask(kernels, s_q, s_kv, causal, dtype):
     rng = capi.dropout_state(*state.view(torch.int64).tolist())
     wanted = torch.frombuffer(fa_attention.load().dropout_mask(rng, 0.25, 2, 4, s_q, s_kv), dtype=torch.uint8)
     assert torch.equal(mask > 0, wanted.view(mask.shape) != 0)
-    math = aten._scaled_dot_product_attention_math(q.float(), k.float(), v.float(), None, 0.25, causal, mask > 0, enable_gqa=True)[0]
+    wide = (t.float() for t in (q, k, v))
+    math = aten._scaled_dot_product_attention_math(*wide, None, 0.25, causal, mask > 0, enable_gqa=True)[0]
     assert torch.allclose(o.float(), math, atol=ATOL[dtype])
 
 
