@@ -323,7 +323,7 @@ std::shared_ptr<const driver::LoadedKernel> load_kernel(const ChosenKernel& chos
     const std::lock_guard lock(registry().mutex);
     auto& slot = registry().kernels[id];
     if (slot == nullptr) {
-      slot = std::make_shared<const driver::LoadedKernel>(entry.cubin, entry.kernel_name, plan::shared_bytes(spec),
+      slot = std::make_shared<const driver::LoadedKernel>(entry.cubin, entry.kernel_name, plan::most_shared_bytes(spec),
                                                           device.context(), is_debug(entry));
     }
     kernel = slot;

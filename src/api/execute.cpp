@@ -1,5 +1,6 @@
 #include "api/execute.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 
@@ -31,8 +32,9 @@ void execute(plan::CallPlan& call, const plan::Problem& problem, const Ready& re
   }
   for (const plan::Step& step : call.steps()) {
     const ReadyKernel& kernel = ready.kernels[step.role];
-    driver::launch(kernel.loaded->function(), static_cast<unsigned>(step.grid), kernel.threads, kernel.shared_bytes,
-                   stream, step.params, step.early ? driver::Start::early : driver::Start::in_order, step.place);
+    const unsigned shared = std::max(kernel.shared_bytes, static_cast<unsigned>(step.shared));
+    driver::launch(kernel.loaded->function(), static_cast<unsigned>(step.grid), kernel.threads, shared, stream,
+                   step.params, step.early ? driver::Start::early : driver::Start::in_order, step.place);
   }
   if (fills) set_held(tiles.data, tag);
   if (scratch) scratch->release();

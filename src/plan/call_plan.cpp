@@ -15,6 +15,8 @@
 #include "plan/statistic_rows.hpp"
 #include "support/text.hpp"
 
+#include <sm90/sm90_forward_layout.cuh>
+
 namespace fa::plan {
 namespace {
 
@@ -115,7 +117,7 @@ void CallPlan::add(Role role, std::int64_t grid, void* params, bool early) {
   if (grid > kMaxGrid) {
     support::throw_invalid("b * h * s", grid, fmt::format("at most {} tiles of rows or keys", kMaxGrid));
   }
-  steps_[count_++] = {role, early, grid, params, nullptr};
+  steps_[count_++] = {role, early, grid, params, nullptr, 0};
 }
 
 void CallPlan::put_places(const Problem& problem, const KernelSet& kernels) noexcept {
@@ -173,6 +175,15 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
     call.add(Role::attention, grid.grid, &params, early);
   }
   if (choice.leaves_splits()) {
+    // Blocks of the next call, which start early, would lie beside some of these, and leave multiprocessors without
+    // any.
+    Step* const step = call.step(Role::attention);
+    const int alone = most_shared_bytes(attention);
+    if (step != nullptr && grid.grid <= facts.multiprocessors && kernel::merges_few_rows(params) &&
+        alone >= sm90::kMoreThanHalf) {
+      step->shared = alone;
+      params.alone = 1;
+    }
     const std::int64_t rows = std::int64_t{params.b} * params.h_q * params.s_q;
     const KernelSpec& combine = kernels[Role::combine];
     const std::int64_t warps = rows * kernel::combine_warps(combine.d_v, combine.accumulate);
@@ -296,7 +307,7 @@ void CallPlan::bind(const SectionAddresses& at) noexcept {
 
 void CallPlan::bind_forward(const SectionAddresses& at) noexcept {
   kernel::ForwardVariantParams& params = forward_params.attention.base;
-  params.next_tile = at_section<std::int32_t>(at, Section::counters);
+  if (workspace.has(Section::counters)) params.next_tile = at_section<std::int32_t>(at, Section::counters);
   if (workspace.has(Section::schedule)) params.paged.schedule = at_section<void>(at, Section::schedule);
   // Statistics of rows are in their places where keys are not split.
   if (workspace.has(Section::partial_o)) params.partial_o = at_section<float>(at, Section::partial_o);

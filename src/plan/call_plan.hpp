@@ -87,6 +87,7 @@ struct Step {
   std::int64_t grid;
   void* params;  ///< in the plan
   void* place;   ///< likewise, of a kernel that reads where the call stands; else null
+  int shared;    ///< dynamic bytes, at least: more than it needs where two blocks shall not share a multiprocessor
 };
 
 /// What a call asks for besides its tensors.

@@ -13,6 +13,8 @@
 #include "plan/sm90_fp8_forward.hpp"
 #include "support/text.hpp"
 
+#include <sm90/sm90_forward_layout.cuh>
+
 namespace fa::plan {
 namespace {
 
@@ -286,6 +288,12 @@ KernelSpec clear_padding_spec(Arch arch, DType dtype) noexcept {
 int shared_bytes(const KernelSpec& spec) {
   const Kernel& kernel = spec.kernel();
   return kernel.shared_bytes == nullptr ? 0 : kernel.shared_bytes(spec);
+}
+
+int most_shared_bytes(const KernelSpec& spec) {
+  const int own = shared_bytes(spec);
+  const bool may_be_alone = spec.is<Sm90Forward>() && spec.split && spec.min_blocks == 2;
+  return may_be_alone ? std::max(own, sm90::kMoreThanHalf) : own;
 }
 
 KernelSpec retargeted(KernelSpec spec, Arch target) {

@@ -115,6 +115,9 @@ KernelSpec clear_padding_spec(Arch arch, DType dtype) noexcept;
 /// Dynamic shared memory of a thread block.
 int shared_bytes(const KernelSpec& spec);
 
+/// The same at most: of splits of few rows, whose blocks may have a multiprocessor each (Step::shared).
+int most_shared_bytes(const KernelSpec& spec);
+
 /// The kernel of the same tiles for one of substitute_targets(spec.arch), as plans for that target have it.
 KernelSpec retargeted(KernelSpec spec, Arch target);
 

@@ -31,7 +31,8 @@ struct ForwardCombine {
   using Params = ForwardParamsOf<Config>;
   static constexpr int kWarpsOfRow = combine_warps(Config::kHeadDimV, kAccumulate<Config>);
   static constexpr int kColumnsOfLane = ceil_div(ceil_div(Config::kHeadDimV, kWarpSize), kWarpsOfRow);
-  using Merge = PartialMerge<Config::kHeadDimV, kColumnsOfLane>;
+  using Merge = typename Either<PartialMerge<Config::kHeadDimV, kColumnsOfLane>, EvenMerge<Config::kHeadDimV>,
+                                kAccumulate<Config>>::type;
 
   const Params& params;
   const int64_t rows;
@@ -54,29 +55,56 @@ struct ForwardCombine {
   }
 
   FA_DEVICE void run() const {
-    if constexpr (kOverlaps<Config>) {
-      ptx::griddepcontrol_wait();                                            // for the partial results
-      if (merges_few_rows(params)) ptx::griddepcontrol_launch_dependents();  // what is left takes no time
+    if constexpr (kAccumulate<Config>) {
+      start(merges_few_rows(params), false);
+      if (row < rows) add_to_state();
+    } else {
+      // Found ahead of the wait. What comes behind it is a trip to the L2 cache, and little else.
+      Merge merge(params.partial_o, params.partial_lse, slice * kWarpSize, row, rows, params.splits);
+      int few = merges_few_rows(params) ? 1 : 0;
+      ptx::compute_ahead(few);
+      if (row >= rows) return;  // other warps of the block wait
+      start(few != 0, params.alone != 0);
+      merge.join_all();
+      [[maybe_unused]] const SplitSum sink = join_sink(merge);
+      merge.begin();
+      merge.add_all();
+      if constexpr (VariantOf<Config>::kSink) merge.total.sum += merge.weight_of(sink);
+      store(merge, -kInfinity);
     }
-    if (row >= rows) return;
+  }
+
+ private:
+  /// `alone`: blocks of the next forward find no place before those of this one leave theirs, one each.
+  FA_DEVICE void start(bool few, bool alone) const {
+    if constexpr (kOverlaps<Config>) {
+      if (alone) ptx::griddepcontrol_launch_dependents();
+      ptx::griddepcontrol_wait();                        // for the partial results
+      if (few) ptx::griddepcontrol_launch_dependents();  // what is left takes no time
+    }
+  }
+
+  FA_DEVICE void add_to_state() const {
     Merge merge;
-    merge.first_column = slice * kWarpSize * kColumnsOfLane;
     const auto index = [&](int i) { return i * rows + row; };
     merge.join_all(params.partial_o, params.partial_lse, params.splits, index);
-    [[maybe_unused]] float state = -kInfinity;
-    if constexpr (kAccumulate<Config>) state = state_lse(lse);
-    [[maybe_unused]] SplitSum sink;
-    if constexpr (VariantOf<Config>::kSink) {
-      sink = SplitSum::of_term(sink_of(params.variant, head));
-      merge.join(sink);
-    }
+    const float state = state_lse(lse);
+    [[maybe_unused]] const SplitSum sink = join_sink(merge);
     merge.begin();
     merge.add_all(params.partial_o, params.partial_lse, params.splits, index);
     if constexpr (VariantOf<Config>::kSink) merge.total.sum += merge.weight_of(sink);
     store(merge, state);
   }
 
- private:
+  FA_DEVICE SplitSum join_sink([[maybe_unused]] Merge& merge) const {
+    SplitSum sink = SplitSum::of_no_keys();
+    if constexpr (VariantOf<Config>::kSink) {
+      sink = SplitSum::of_term(sink_of(params.variant, head));
+      merge.join(sink);
+    }
+    return sink;
+  }
+
   FA_DEVICE void store(Merge& merge, [[maybe_unused]] float state) const {
     float inverse = merge.inverse_sum();
     float whole = merge.total.value();

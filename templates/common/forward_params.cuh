@@ -32,7 +32,10 @@ struct ForwardParams {
     float* partial_lse;  // [splits, b, h_q, s_q, kSplitSumFloats], a SplitSum each, split kernels only
     float* entropy;      // [b, h_q, s_q]; likewise
   };
-  int32_t* next_tile;  // dynamic kernels, and those that share fixed splits: 0 at the launch
+  union {
+    int32_t* next_tile;  // dynamic kernels, and those that share fixed splits: 0 at the launch
+    int64_t alone;       // other split kernels: whether each of their blocks has a multiprocessor of its own
+  };
 
   int64_t stride_q_b, stride_q_h, stride_q_s;
   int64_t stride_k_b, stride_k_h, stride_k_s;

@@ -3,6 +3,7 @@
 
 #include <common/constants.cuh>
 #include <common/log_sum.cuh>
+#include <ptx/griddepcontrol.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>
@@ -64,7 +65,7 @@ struct PartialMerge {
     }
   }
 
- private:
+ protected:
   float ahead_[kWide ? 1 : kAhead][kSlots];  // of results whose loads are in flight
   SplitSum own_ = SplitSum::of_no_keys();    // of result `lane`
 
@@ -87,15 +88,20 @@ struct PartialMerge {
       SplitSum part = SplitSum::of_no_keys();
       if (first + lane < count) part = SplitSum::load(sums, index(first + lane));
       if (first == 0) own_ = part;
-      const float high = warp_max(part.high);
-      uint32_t holders = ptx::vote_ballot(part.high == high);
-      if ((holders & (holders - 1)) != 0) {  // rare: products that one float does not tell apart
-        const float low = part.high == high ? part.low : -kInfinity;
-        holders = ptx::vote_ballot(low == warp_max(low));
-      }
-      const int from = ptx::popc(lowest_below(holders));
-      join({shuffled(part.high, from), shuffled(part.low, from), 0.f});
+      join_lanes(part);
     }
+  }
+
+  /// Those of all lanes.
+  FA_DEVICE void join_lanes(const SplitSum& part) {
+    const float high = warp_max(part.high);
+    uint32_t holders = ptx::vote_ballot(part.high == high);
+    if ((holders & (holders - 1)) != 0) {  // rare: products that one float does not tell apart
+      const float low = part.high == high ? part.low : -kInfinity;
+      holders = ptx::vote_ballot(low == warp_max(low));
+    }
+    const int from = ptx::popc(lowest_below(holders));
+    join({shuffled(part.high, from), shuffled(part.low, from), 0.f});
   }
 
   static FA_DEVICE float warp_max(float value) {
@@ -140,6 +146,72 @@ struct PartialMerge {
   static FA_DEVICE float shuffled(float value, int lane) { return ptx::from_bits(ptx::shfl(ptx::bits(value), lane)); }
   /// As many bits as are below the lowest of `mask`; none for an empty one.
   static FA_DEVICE uint32_t lowest_below(uint32_t mask) { return mask == 0 ? 0 : (mask & (0 - mask)) - 1; }
+};
+
+/// The same of a column a lane, and results that lie equally far from each other: where they are is found before they
+/// may be read, and log-sum-exps and the first columns are on their way together.
+template <int kHeadDimV>
+struct EvenMerge : PartialMerge<kHeadDimV, 1> {
+  using Base = PartialMerge<kHeadDimV, 1>;
+  using Base::kAhead, Base::lane, Base::total, Base::o, Base::ahead_, Base::own_;
+
+  const float* sums;             // of the result of this lane's number
+  const float* columns[kAhead];  // of the first results
+  int64_t rows;                  // of a result
+  int count;
+
+  FA_DEVICE EvenMerge(const float* partial_o, const float* partial_sums, int first, int64_t row, int64_t of_each,
+                      int results)
+      : sums(partial_sums + kSplitSumFloats * (lane * of_each + row)), rows(of_each), count(results) {
+    Base::first_column = first;
+    ptx::compute_ahead(sums);
+    const int own = first + lane;
+    FA_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      columns[i] = partial_o + (i * rows + row) * kHeadDimV + (own < kHeadDimV ? own : kHeadDimV - 1);
+      ptx::compute_ahead(columns[i]);
+    }
+  }
+
+  FA_DEVICE void join_all() {
+    own_ = sums_of_lane(0);
+    load_columns(0);
+    Base::join_lanes(own_);
+    FA_UNROLL_BY(1)
+    for (int first = kWarpSize; first < count; first += kWarpSize) Base::join_lanes(sums_of_lane(first));
+  }
+
+  FA_DEVICE void add_all() {
+    float weight = Base::weight_of(own_);  // 0 of results that there are not
+    add_columns(weight, 0);
+    FA_UNROLL_BY(1)
+    for (int at = kAhead; at < count; at += kAhead) {
+      load_columns(at);
+      if (at % kWarpSize == 0) weight = Base::weight_of(sums_of_lane(at));
+      add_columns(weight, at);
+    }
+  }
+
+ private:
+  FA_DEVICE SplitSum sums_of_lane(int first) const {
+    if (first + lane >= count) return SplitSum::of_no_keys();
+    return SplitSum::load(sums, first * rows);
+  }
+  FA_DEVICE void load_columns(int first) {
+    FA_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      ahead_[i][0] = 0.f;
+      if (first + i < count) ahead_[i][0] = ptx::ld_global(columns[i] + first * rows * kHeadDimV);
+    }
+  }
+  FA_DEVICE void add_columns(float weight_of_lane, int first) {
+    FA_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      const float weight = Base::shuffled(weight_of_lane, first % kWarpSize + i);
+      total.sum += weight;
+      o[0] += weight * ahead_[i][0];
+    }
+  }
 };
 
 }  // namespace fa::kernel

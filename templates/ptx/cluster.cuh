@@ -39,6 +39,15 @@ FA_DEVICE void cluster_sync() {
           : "memory");
 }
 
+/// The same without their accesses: what a thread has read is there before, what it writes need not be. It lets no
+/// block exit before others are done with its memory.
+FA_DEVICE void cluster_sync_relaxed() {
+  asm volatile(
+      "barrier.cluster.arrive.relaxed.aligned;\n"
+      "barrier.cluster.wait.aligned;" ::
+          : "memory");
+}
+
 // Arrivals and waits across blocks are those of one block: with .release.cluster and .acquire.cluster the compiler puts
 // a fence for all of global memory before each arrival, and an invalidation of the L1 cache behind each wait. What is
 // handed on is what the barrier itself orders: that buffers in shared memory have been read, and that copies have

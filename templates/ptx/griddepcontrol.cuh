@@ -1,6 +1,7 @@
 #ifndef FA_TEMPLATES_PTX_GRIDDEPCONTROL_CUH_
 #define FA_TEMPLATES_PTX_GRIDDEPCONTROL_CUH_
 
+#include <common/types.cuh>
 #include <ptx/language.cuh>
 
 // PTX ISA, "griddepcontrol" (compute capability 9.0): a kernel that was launched early may start as soon as every block
@@ -12,6 +13,20 @@ namespace fa::ptx {
 /// relies on every block: a kernel whose blocks all wait is complete only after all kernels before it are.
 FA_DEVICE void griddepcontrol_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+/// Makes the compiler compute `x` before what follows, a wait above all, and not where it is used. Of a pointer: to
+/// global memory.
+FA_DEVICE void compute_ahead(int& x) {
+  asm volatile("" : "+r"(x));
+}
+template <class T>
+FA_DEVICE void compute_ahead(T*& x) {
+  asm volatile("" : "+l"(x));
+  __builtin_assume(__isGlobal(x));
+}
+FA_DEVICE void compute_ahead(int64_t& x) {
+  asm volatile("" : "+l"(x));
 }
 
 /// griddepcontrol.launch_dependents: this block allows the next kernel to start; one thread is enough. Says nothing of

@@ -42,29 +42,48 @@ struct ClusterParts {
     }
   }
 
-  /// What the blocks' results of two rows are multiplied with. Of the blocks of its quad's lane, in each lane.
-  struct Weights {
-    kernel::SplitSum total[2];
-    float of_lane[2][kOfLane];
+  /// A warp's n8 tile, of each block.
+  struct Loaded {
+    kernel::Chunk of_block[kBlocks];
   };
 
-  /// Called by whole warps; `others[r]` is another term of a row's sum, which counts where its sum is not 0.
-  FA_DEVICE Weights weigh(int warp, int lane, const kernel::SplitSum (&others)[2]) const {
+  /// On its way while parts are weighed. Of rows that are not there nothing is read: nobody would wait for it.
+  FA_DEVICE Loaded load(bool exists, int warp, int tile, int lane) const {
+    Loaded loaded;
+    FA_UNROLL
+    for (int rank = 0; rank < kBlocks; ++rank) {
+      loaded.of_block[rank] = {};
+      if (exists) loaded.of_block[rank] = ptx::ld_shared_cluster_chunk(ptx::map_shared(place(warp, tile, lane), rank));
+    }
+    return loaded;
+  }
+
+  /// What the blocks' results of two rows are multiplied with.
+  struct Weights {
+    kernel::SplitSum total[2];
+    float of_block[2][kBlocks];
+  };
+
+  /// Called by whole warps, whose lanes have one row each where `pairs` is false; `others[r]` is another term of a
+  /// row's sum, which counts where its sum is not 0.
+  FA_DEVICE Weights weigh(bool exists, bool pairs, int warp, int lane, const kernel::SplitSum (&others)[2]) const {
     kernel::SplitSum sums[2][kOfLane];
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
+      if (r == 1 && !pairs) break;
       FA_UNROLL
       for (int i = 0; i < kOfLane; ++i) {
         const int rank = 4 * i + lane % 4;
         sums[r][i] = kernel::SplitSum::of_no_keys();
-        if (rank >= kBlocks) continue;
+        if (!exists || rank >= kBlocks) continue;
         const kernel::Chunk chunk = ptx::ld_shared_cluster_chunk(ptx::map_shared(sum_at(warp, lane / 4 + 8 * r), rank));
         sums[r][i] = {ptx::from_bits(chunk.word[0]), ptx::from_bits(chunk.word[1]), ptx::from_bits(chunk.word[2])};
       }
     }
-    Weights weights;
+    Weights weights = {};
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
+      if (r == 1 && !pairs) break;
       kernel::SplitSum& total = weights.total[r];
       total = kernel::SplitSum::of_no_keys();
       if (others[r].sum != 0.f) join(total, others[r]);
@@ -75,31 +94,36 @@ struct ClusterParts {
         join(total, {ptx::shfl_xor(total.high, other), ptx::shfl_xor(total.low, other), 0.f});
       }
       if (total.high == -kernel::kInfinity) total.high = 0.f;  // no keys: -inf has no difference to itself
+      float of_lane[kOfLane];
       FA_UNROLL
-      for (int i = 0; i < kOfLane; ++i) weights.of_lane[r][i] = sums[r][i].over(total) * sums[r][i].sum;
+      for (int i = 0; i < kOfLane; ++i) of_lane[i] = sums[r][i].over(total) * sums[r][i].sum;
       FA_UNROLL
-      for (int rank = 0; rank < kBlocks; ++rank) total.sum += weight_of(weights, r, rank, lane);
+      for (int rank = 0; rank < kBlocks; ++rank) {
+        weights.of_block[r][rank] = ptx::from_bits(ptx::shfl(ptx::bits(of_lane[rank / 4]), lane / 4 * 4 + rank % 4));
+        total.sum += weights.of_block[r][rank];
+      }
       if (others[r].sum != 0.f) total.sum += others[r].over(total) * others[r].sum;
     }
     return weights;
   }
 
   /// sum_i weight_i O_i of a warp's n8 tile, over the denominator: two columns of each row.
-  FA_DEVICE void merge(float (&o)[4], const Weights& weights, int warp, int tile, int lane) const {
+  FA_DEVICE void merge(float (&o)[4], const Loaded& loaded, const Weights& weights) const {
     FA_UNROLL
     for (int i = 0; i < 4; ++i) o[i] = 0.f;
     FA_UNROLL
     for (int rank = 0; rank < kBlocks; ++rank) {
-      const kernel::Chunk chunk = ptx::ld_shared_cluster_chunk(ptx::map_shared(place(warp, tile, lane), rank));
       FA_UNROLL
       for (int i = 0; i < 4; ++i) {
-        o[i] = ptx::fma(ptx::from_bits(chunk.word[i]), weight_of(weights, i / 2, rank, lane), o[i]);
+        o[i] = ptx::fma(ptx::from_bits(loaded.of_block[rank].word[i]), weights.of_block[i / 2][rank], o[i]);
       }
     }
     FA_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const float sum = weights.total[i / 2].sum;
-      o[i] *= sum == 0.f ? 0.f : 1.f / sum;
+    for (int r = 0; r < 2; ++r) {
+      const float sum = weights.total[r].sum;
+      const float inverse = sum == 0.f ? 0.f : 1.f / sum;
+      o[2 * r] *= inverse;
+      o[2 * r + 1] *= inverse;
     }
   }
 
@@ -114,9 +138,6 @@ struct ClusterParts {
     if (!part.is_above(total)) return;
     total.high = part.high;
     total.low = part.low;
-  }
-  FA_DEVICE static float weight_of(const Weights& weights, int r, int rank, int lane) {
-    return ptx::from_bits(ptx::shfl(ptx::bits(weights.of_lane[r][rank / 4]), lane / 4 * 4 + rank % 4));
   }
 };
 

@@ -5,6 +5,7 @@
 #include <common/log_sum.cuh>
 #include <common/transpose.cuh>
 #include <common/variant.cuh>
+#include <ptx/griddepcontrol.cuh>
 #include <ptx/ldmatrix.cuh>
 #include <ptx/math.cuh>
 #include <ptx/mbarrier.cuh>
@@ -36,10 +37,22 @@ struct RowFactors<true> {
   float keys[2];
   float state[2];
 };
-/// With what a block of a cluster leaves for the others beside O.
+/// With what a block of a cluster leaves for the others beside O, and where the first rows go that a warp merges:
+/// nullptr for rows that there are not.
+template <class T>
 struct SharedRowFactors {
+  struct Merged {
+    T* o[2];
+    float* lse[2];
+  };
   float keys[2];
   kernel::SplitSum sums[2];
+  Merged merged;
+};
+/// With where a split leaves its rows; -1 of one that there is not.
+struct SplitRowFactors {
+  float keys[2];
+  int64_t row[2];
 };
 
 /// What ends a query tile: the log-sum-exp of its rows, and O on its way to memory; and query tiles that no key is
@@ -65,7 +78,14 @@ struct Epilogue : Schedule<Traits> {
   static_assert(!kernel::kAccumulate<Config> || !Variant::kSink, "the state has the sink");
   static_assert(!kAccumulate || !Base::kStatistics, "the state's P is not known");
   static_assert(!kMergesInCluster || !kernel::kAccumulate<Config>, "what is merged is the result");
-  using Factors = typename kernel::Either<SharedRowFactors, RowFactors<kAccumulate>, kMergesInCluster>::type;
+  using Factors =
+      typename kernel::Either<typename kernel::Either<SharedRowFactors<T>, SplitRowFactors, kMergesInCluster>::type,
+                              RowFactors<kAccumulate>, Config::kSplit>::type;
+  using MergedRows = typename SharedRowFactors<T>::Merged;
+  static constexpr int kTiles = kHeadDimV / 8;
+  using Parts = ClusterParts<kSplitBlocks, kTiles>;
+  static_assert(!kMergesInCluster || Parts::kBytes <= Base::kLayout.mbarriers - Base::kLayout.k,
+                "K and V have as much room");
 
   FA_DEVICE explicit Epilogue(const Schedule<Traits>& base) : Schedule<Traits>(base) {}
 
@@ -128,13 +148,20 @@ struct Epilogue : Schedule<Traits> {
     if constexpr (Base::kStatistics) {
       StatisticsOfRows<Epilogue>{*this}.store(softmax, query, first_row, lane, weight);
     }
+    if constexpr (Config::kSplit && !Base::kRowsAhead) find_rows(factors, query, warp_row, lane);
     if constexpr (kMergesInCluster) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) factors.sums[r] = sums[r];
       return;
+    } else if constexpr (Config::kSplit) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        if (factors.row[r] >= 0 && lane % 4 == 0) sums[r].store(params.partial_lse, factors.row[r]);
+      }
+      return;
     }
     if ((!part && params.lse == nullptr) || lane % 4 != 0) return;
-    if constexpr (Config::kSplit || kPostsPieces) {
+    if constexpr (kPostsPieces) {
       if (part) {
         FA_UNROLL
         for (int r = 0; r < 2; ++r) {
@@ -152,6 +179,26 @@ struct Epilogue : Schedule<Traits> {
     }
   }
 
+  /// Where a split's rows of a query tile go: found before its first keys may be read, where that needs no memory.
+  FA_DEVICE void find_rows(Factors& factors, const Query& query, int warp_row, int lane) const {
+    if constexpr (kMergesInCluster) {
+      factors.merged = merged_rows(query, first_columns(warp_row / 16), lane);
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        ptx::compute_ahead(factors.merged.o[r]);
+        ptx::compute_ahead(factors.merged.lse[r]);
+      }
+    } else {
+      const Rows rows{params.group, query.tile.head};
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const int row = first_row_of(query.tile) + warp_row + lane / 4 + 8 * r;
+        factors.row[r] = has_row(query, row) ? partial_row(query, rows, row) : -1;
+        ptx::compute_ahead(factors.row[r]);
+      }
+    }
+  }
+
   /// O / sum. `q_buffer` is the Q buffer in use: the query tile's own one is the other.
   FA_DEVICE void store(O& o, const Factors& factors, const Query& query, int warp_row, int lane, int q_buffer) const {
     multiply(o, factors.keys);
@@ -161,7 +208,7 @@ struct Epilogue : Schedule<Traits> {
     } else if constexpr (kStageO) {
       store_staged(o, query, warp_row, lane, kQBuffers - 1 - q_buffer);
     } else {
-      store_direct(o, query, first_row_of(query.tile) + warp_row, lane);
+      store_direct(o, factors, query, first_row_of(query.tile) + warp_row, lane);
     }
   }
 
@@ -251,9 +298,13 @@ struct Epilogue : Schedule<Traits> {
   }
 
   /// A warp's rows of O from registers: the result, or a split's part of it.
-  FA_DEVICE void store_direct(const O& o, const Query& query, int first_row, int lane) const {
+  FA_DEVICE void store_direct(const O& o, [[maybe_unused]] const Factors& factors, const Query& query, int first_row,
+                              int lane) const {
     if constexpr (Config::kSplit) {
-      store_partial(o, query, first_row, lane);
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        if (factors.row[r] >= 0) store_partial_row(o, r, factors.row[r], lane);
+      }
       return;
     }
     if constexpr (kPostsPieces) {
@@ -270,59 +321,80 @@ struct Epilogue : Schedule<Traits> {
   /// all consumers of the cluster.
   FA_DEVICE void merge_in_cluster(const O& o, const Factors& factors, const Query& query, int warp_row,
                                   int lane) const {
-    constexpr int kTiles = kHeadDimV / 8;
-    using Parts = ClusterParts<kSplitBlocks, kTiles>;
-    static_assert(Parts::kBytes <= Base::kLayout.mbarriers - Base::kLayout.k, "K and V have as much room");
     const Parts parts{Base::shared + Base::kLayout.k};
     const int warp = warp_row / 16;
     ptx::barrier_sync(first_of(NamedBarrier::partial_rows), kWarpgroup);  // no warp's products read K and V
-    parts.leave(o, factors.sums, warp, lane);
-    ptx::cluster_sync();  // the parts of all blocks are there
-    const Rows rows{params.group, query.tile.head};
     const int rows_here = row_count(query) - first_row_of(query.tile);
-    FA_UNROLL_BY(1)
-    for (int i = ptx::cluster_rank() * Parts::kWarps + warp; i < Parts::kWarps * kTiles;
-         i += kSplitBlocks * Parts::kWarps) {
-      const int from = i / kTiles;  // the warp whose rows they are
-      if (16 * from >= rows_here) break;
-      merge_columns(parts, query, rows, from, i % kTiles, lane);
-    }
+    if (16 * warp < rows_here) parts.leave(o, factors.sums, warp, lane);
     ptx::sync_warp();     // the barrier is of whole warps
-    ptx::cluster_sync();  // another block may still read parts here
+    ptx::cluster_sync();  // the parts of all blocks are there
+    MergedRows rows = factors.merged;
+    FA_UNROLL_BY(1)
+    for (int i = first_columns(warp); has_columns(i, rows_here);) {
+      merge_columns(parts, query, rows, rows_here, i / kTiles, i % kTiles, lane);
+      i += kSplitBlocks * Parts::kWarps;
+      if (has_columns(i, rows_here)) rows = merged_rows(query, i, lane);
+    }
+    ptx::sync_warp();             // the barrier is of whole warps
+    ptx::cluster_sync_relaxed();  // another block may still read parts here; what was stored is on its way
+  }
+
+  /// Warps of a cluster have its n8 tiles in turn: those of one warp's rows, then those of the next one's.
+  FA_DEVICE static int first_columns(int warp) { return ptx::cluster_rank() * Parts::kWarps + warp; }
+  FA_DEVICE static bool has_columns(int i, int rows_here) {
+    return i < Parts::kWarps * kTiles && i / kTiles * 16 < rows_here;
+  }
+  FA_DEVICE int merged_row(const Query& query, int i, int r, int lane) const {
+    return first_row_of(query.tile) + i / kTiles * 16 + lane / 4 + 8 * r;
+  }
+
+  /// Where the two rows of such a tile go.
+  FA_DEVICE MergedRows merged_rows(const Query& query, int i, int lane) const {
+    const Rows rows{params.group, query.tile.head};
+    const bool has_sums = i % kTiles == 0 && lane % 4 == 0 && params.lse != nullptr;
+    MergedRows at;
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = merged_row(query, i, r, lane);
+      const bool exists = has_row(query, row);
+      at.o[r] = exists ? o_row(query, rows, row) + i % kTiles * 8 + lane % 4 * 2 : nullptr;
+      at.lse[r] = exists && has_sums ? lse_row(query, rows, row) : nullptr;
+    }
+    return at;
   }
 
   /// Stores an n8 tile of the rows that warp `from` had, and with the first one their log-sum-exps.
-  template <class Parts>
-  FA_DEVICE void merge_columns(const Parts& parts, const Query& query, const Rows& rows, int from, int tile,
-                               int lane) const {
-    const int first_row = first_row_of(query.tile) + 16 * from + lane / 4;
+  FA_DEVICE void merge_columns(const Parts& parts, const Query& query, const MergedRows& rows, int rows_here, int from,
+                               int tile, int lane) const {
     kernel::SplitSum sinks[2] = {kernel::SplitSum::of_no_keys(), kernel::SplitSum::of_no_keys()};
     if constexpr (Variant::kSink) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
-        if (has_row(query, first_row + 8 * r))
-          sinks[r] = kernel::SplitSum::of_term(kernel::sink_of(params.variant, rows.query_head(first_row + 8 * r)));
+        if (rows.o[r] == nullptr) continue;
+        const int head = Rows{params.group, query.tile.head}.query_head(merged_row(query, from * kTiles, r, lane));
+        sinks[r] = kernel::SplitSum::of_term(kernel::sink_of(params.variant, head));
       }
     }
-    const typename Parts::Weights weights = parts.weigh(from, lane, sinks);
+    const bool exists = rows.o[0] != nullptr;
+    const typename Parts::Loaded loaded = parts.load(exists, from, tile, lane);
+    const typename Parts::Weights weights = parts.weigh(exists, rows_here > 16 * from + 8, from, lane, sinks);
     float o[4];
-    parts.merge(o, weights, from, tile, lane);
+    parts.merge(o, loaded, weights);
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const int row = first_row + 8 * r;
-      if (!has_row(query, row)) continue;
-      ptx::st_global(reinterpret_cast<uint32_t*>(o_row(query, rows, row) + 8 * tile + 2 * (lane % 4)),
-                     ptx::convert_pair<T>(o[2 * r], o[2 * r + 1]));
-      if (tile == 0 && lane % 4 == 0 && params.lse != nullptr)
-        ptx::st_global(lse_row(query, rows, row), weights.total[r].value());
+      if (rows.o[r] == nullptr) continue;
+      ptx::st_global(reinterpret_cast<uint32_t*>(rows.o[r]), ptx::convert_pair<T>(o[2 * r], o[2 * r + 1]));
+      if (rows.lse[r] != nullptr) ptx::st_global(rows.lse[r], weights.total[r].value());
     }
   }
 
   /// The same of a block that has no key of the tile.
-  FA_DEVICE void merge_nothing(int warp_row, int lane) const {
+  FA_DEVICE void merge_nothing(Factors& factors, const Query& query, int warp_row, int lane) const {
     O zeros = {};
-    const Factors factors{{0.f, 0.f}, {kernel::SplitSum::of_no_keys(), kernel::SplitSum::of_no_keys()}};
-    merge_in_cluster(zeros, factors, query_of_round(0), warp_row, lane);
+    if constexpr (!Base::kRowsAhead) find_rows(factors, query, warp_row, lane);
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) factors.sums[r] = kernel::SplitSum::of_no_keys();
+    merge_in_cluster(zeros, factors, query, warp_row, lane);
   }
 
   /// In float, normalised.
@@ -331,13 +403,15 @@ struct Epilogue : Schedule<Traits> {
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
       const int row = first_row + lane / 4 + 8 * r;
-      if (row >= row_count(query)) continue;
-      float* const target = params.partial_o + partial_row(query, rows, row) * kHeadDimV + 2 * (lane % 4);
-      FA_UNROLL
-      for (int j = 0; j < kHeadDimV / 8; ++j) {
-        ptx::st_global(target + 8 * j, o[4 * j + 2 * r]);
-        ptx::st_global(target + 8 * j + 1, o[4 * j + 2 * r + 1]);
-      }
+      if (row < row_count(query)) store_partial_row(o, r, partial_row(query, rows, row), lane);
+    }
+  }
+  FA_DEVICE void store_partial_row(const O& o, int r, int64_t row, int lane) const {
+    float* const target = params.partial_o + row * kHeadDimV + 2 * (lane % 4);
+    FA_UNROLL
+    for (int j = 0; j < kHeadDimV / 8; ++j) {
+      const uint64_t pair = ptx::bits(o[4 * j + 2 * r]) | uint64_t{ptx::bits(o[4 * j + 2 * r + 1])} << 32;
+      ptx::st_global(reinterpret_cast<uint64_t*>(target + 8 * j), pair);
     }
   }
 
@@ -446,11 +520,12 @@ struct Epilogue : Schedule<Traits> {
   FA_DEVICE void store_empty_rows(const Query& work, int warp_row, int lane) const {
     Softmax no_keys;
     Factors factors;
+    if constexpr (Base::kRowsAhead) find_rows(factors, work, warp_row, lane);
     finish_rows(no_keys, factors, work, warp_row, lane);
     O zeros = {};
     if constexpr (Variant::kSink) multiply(zeros, factors.keys);  // NaN of a sink
     if constexpr (kAccumulate) add_states(zeros, factors, work, first_row_of(work.tile) + warp_row, lane);
-    store_direct(zeros, work, first_row_of(work.tile) + warp_row, lane);
+    store_direct(zeros, factors, work, first_row_of(work.tile) + warp_row, lane);
   }
 };
 

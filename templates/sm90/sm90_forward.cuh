@@ -43,12 +43,12 @@ struct Forward : Products<ForwardTraits<Config>> {
   using Base::kStages, Base::kQBuffers, Base::kConsumers, Base::kPingpong, Base::kRagged, Base::kDropout,
       Base::kAffineProduct, Base::kDropoutWarpgroup, Base::kEmptyWarp, Base::kOwnRanges, Base::kExchange,
       Base::kExactMax, Base::kDropoutRegisters, Base::kProducerRegisters, Base::kConsumerRegisters, Base::kDropoutWarps,
-      Base::kSummed, Base::kPostsPieces, Base::kMergesInCluster, Base::kFinishOverlapped, Base::kLayout, Base::kStageO,
-      Base::p, Base::params, Base::shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_empty,
-      Base::dropout_shared, Base::init_barriers, Base::release, Base::own_range_end, Base::other_rows, Base::read_work,
-      Base::work_before, Base::consume_work, Base::number_keys, Base::begin_rows, Base::before_keys, Base::with_keys,
-      Base::with_products, Base::before_softmax, Base::pack, Base::exponentiate, Base::rescue, Base::issue_scores,
-      Base::issue_output;
+      Base::kSummed, Base::kPostsPieces, Base::kRolesWait, Base::kNamesLast, Base::kRowsAhead, Base::kMergesInCluster,
+      Base::kFinishOverlapped, Base::kLayout, Base::kStageO, Base::p, Base::params, Base::shared, Base::k_full,
+      Base::k_empty, Base::v_full, Base::v_empty, Base::q_empty, Base::dropout_shared, Base::init_barriers,
+      Base::release, Base::own_range_end, Base::other_rows, Base::read_work, Base::work_before, Base::consume_work,
+      Base::number_keys, Base::begin_rows, Base::before_keys, Base::with_keys, Base::with_products,
+      Base::before_softmax, Base::pack, Base::exponentiate, Base::rescue, Base::issue_scores, Base::issue_output;
 
   using Base::Base;
 
@@ -60,10 +60,14 @@ struct Forward : Products<ForwardTraits<Config>> {
   FA_DEVICE void run() {
     if (ptx::thread_index() == 0) init_barriers();
     if constexpr (kAffineProduct) number_keys();
-    if constexpr (Config::kSplit) {  // a call of few KV tiles, which is long in its start
-      if (ptx::thread_index() == 0) ptx::prefetch_tensor_map(p.map_k);
+    if constexpr (kRolesWait) {
+      prefetch_maps();
+    } else {
+      if constexpr (Config::kSplit) {  // a call of few KV tiles, which is long in its start
+        if (ptx::thread_index() == 0) ptx::prefetch_tensor_map(p.map_k);
+      }
+      ptx::griddepcontrol_wait();  // for what earlier kernels write, and for those that still read what this one writes
     }
-    ptx::griddepcontrol_wait();  // for what earlier kernels write, and for those that still read what this one writes
     if constexpr (kDropout) {
       if (ptx::thread_index() == 0) kernel::Dropout::share(params.dropout, dropout_shared());
     }
@@ -84,6 +88,14 @@ struct Forward : Products<ForwardTraits<Config>> {
     }
   }
 
+  /// Each by another warp.
+  FA_DEVICE void prefetch_maps() const {
+    const int thread = ptx::thread_index();
+    if (thread == 0) ptx::prefetch_tensor_map(p.map_k);
+    if (thread == kWarpSize) ptx::prefetch_tensor_map(p.map_v);
+    if (thread == 2 * kWarpSize) ptx::prefetch_tensor_map(p.map_q);
+  }
+
   FA_DEVICE static WarpgroupRole role_of(int warpgroup) {
     if (warpgroup == 0) return WarpgroupRole::producer;
     return kDropoutWarpgroup && warpgroup > kConsumers ? WarpgroupRole::dropout_rng : WarpgroupRole::consumer;
@@ -95,10 +107,25 @@ struct Forward : Products<ForwardTraits<Config>> {
       const int lane = ptx::thread_index() % kWarpSize;
       if (warp == 0 && (kRagged || lane == 0)) Producer<Traits>(*this).produce_q_and_k(lane == 0);
       if (warp == 1 && (kRagged || lane == 0)) Producer<Traits>(*this).produce_v(lane == 0);
-      if (warp == 2 && !kMergesInCluster) epilogue().store_empty_tiles(lane);
+      if (warp == 2 && !kMergesInCluster) {
+        if constexpr (kRolesWait) ptx::griddepcontrol_wait();
+        epilogue().store_empty_tiles(lane);
+      }
     } else {
       if (ptx::thread_index() == 0) Producer<Traits>(*this).produce_q_and_k(true);
       if (ptx::thread_index() == kWarpSize) Producer<Traits>(*this).produce_v(true);
+      if constexpr (kNamesLast && !kMergesInCluster) {
+        if (ptx::shfl(ptx::thread_index() / kWarpSize, 0) == 2) {
+          ptx::griddepcontrol_wait();
+          epilogue().store_empty_tiles(ptx::thread_index() % kWarpSize);
+        }
+      }
+    }
+    if constexpr (kNamesLast) {  // by a warp that has nothing else to do
+      if (ptx::thread_index() == 3 * kWarpSize) {
+        ptx::griddepcontrol_wait();
+        Producer<Traits>(*this).allow_next();
+      }
     }
     if constexpr (kDropout && !kDropoutWarpgroup) {
       if (ptx::shfl(ptx::thread_index() / kWarpSize, 0) >= 4 - kDropoutWarps) DropoutWarps<Traits>(*this).write_masks();
@@ -131,11 +158,20 @@ struct Forward : Products<ForwardTraits<Config>> {
     at.consumer = consumer;
     at.lane = ptx::thread_index() % kWarpSize;
     at.warp_row = ptx::shfl(consumer * 64 + ptx::thread_index() % kWarpgroup / kWarpSize * 16, 0);
-    if constexpr (!kEmptyWarp && !kMergesInCluster && (Config::kCausal || Config::kSplit)) {
+    [[maybe_unused]] Query first;
+    if constexpr (kRowsAhead) {
+      first = this->first_with_keys();
+      epilogue().find_rows(at.factors, first, at.warp_row, at.lane);
+    }
+    if constexpr (kRolesWait) ptx::griddepcontrol_wait();
+    if constexpr (!kEmptyWarp && !kRolesWait && (Config::kCausal || Config::kSplit)) {
       if (Config::kSplit || params.causal_shift < 0) epilogue().store_empty(at.warp_row, at.lane);
     }
     if (!consume_work(at.ahead, at.q_slot)) {
-      if constexpr (kMergesInCluster) epilogue().merge_nothing(at.warp_row, at.lane);
+      if constexpr (kMergesInCluster) {
+        if constexpr (!kRowsAhead) first = this->query_of_round(0);
+        epilogue().merge_nothing(at.factors, first, at.warp_row, at.lane);
+      }
       return;
     }
     if (kPingpong && consumer == kConsumers - 1) ptx::barrier_arrive(first_of(NamedBarrier::pingpong), 2 * kWarpgroup);
@@ -193,6 +229,13 @@ struct Forward : Products<ForwardTraits<Config>> {
   /// The query tile behind the one whose last scores have been taken. False at the end, and where KV tiles have to be
   /// skipped first: then there are `more`.
   FA_DEVICE bool next_query(Stream& at, [[maybe_unused]] bool& more) const {
+    if constexpr (kNamesLast) {
+      if (at.ahead.query.ahead.last) {
+        // Earlier the blocks of the next kernel would lie beside those of this one, two on one multiprocessor.
+        if (ptx::thread_index() == kWarpgroup) ptx::griddepcontrol_launch_dependents();
+        return false;
+      }
+    }
     if constexpr (!kFinishOverlapped) {
       epilogue().finish_rows(at.softmax, at.factors, at.ahead.query, at.warp_row, at.lane);
       at.softmax = Softmax();
@@ -259,6 +302,9 @@ struct Forward : Products<ForwardTraits<Config>> {
       epilogue().finish_rows(at.softmax, at.factors, at.query, stored_row, at.lane);
       at.softmax = Softmax();
     }
+    if constexpr (kNamesLast) {
+      if (at.query.ahead.last) epilogue().finish_rows(at.softmax, at.factors, at.query, stored_row, at.lane);
+    }
     ptx::wgmma_wait<0>();
     ptx::wgmma_tie(at.o);
     if constexpr (kOwnRanges) {
@@ -324,6 +370,7 @@ struct Forward : Products<ForwardTraits<Config>> {
       if constexpr (kPostsPieces) ptx::sync_warp();  // all lanes have read it before one of them releases the next Q
       epilogue().store(at.o, at.factors, at.query, other_rows(at.warp_row, at.consumer), at.lane, at.q_slot.index);
       if constexpr (!kKeepsWork) at.query = at.ahead.query;
+      if constexpr (kRowsAhead) epilogue().find_rows(at.factors, at.query, at.warp_row, at.lane);
       at.first = at.staged = true;
     } else if (!kExactMax && rescale) {
       multiply(at.o, at.softmax.factor);

@@ -136,6 +136,15 @@ struct ForwardTraits {
   // A block's first query tile is that of its index, the next comes from a counter that all blocks share.
   static constexpr bool kDynamic = kernel::kDynamic<Config>;
   static_assert(!kDynamic || (!kRagged && !kEmptyWarp && !kDropout), "rounds are known to all warps there");
+  // Of few rows the start and the end are much of a block's time. Each role waits by itself for what earlier kernels
+  // write, with all behind it that needs none of that.
+  static constexpr bool kRolesWait =
+      kConsumers == 1 && (Config::kSplit || kPostsPieces) && !kDropout && !kAffineProduct;
+  // Which query tiles there are, and what they see, follows from the launch parameters.
+  static constexpr bool kKnownAhead = !kRagged && !kLists && !kKeepsFirst;
+  // A work descriptor says whether the block has another one.
+  static constexpr bool kNamesLast = kRolesWait && Config::kSplit;
+  static constexpr bool kRowsAhead = kNamesLast && kKnownAhead;
   // P is relative to the exact maximum of a row's scores. Most KV tiles raise one then: O is multiplied overlapped with
   // the next product S.
   static constexpr bool kExactMax = kernel::kExactMax<Config>;
@@ -255,6 +264,13 @@ struct ForwardTraits {
   using Pages = typename kernel::Either<InPages, Nothing, kPaged>::type;
   using Sharing = typename kernel::Either<SharingParts, Nothing, kPostsPieces>::type;
 
+  /// What is known of a query tile of few rows before its copies may start.
+  struct KnownAhead {
+    bool last = false;  // of its block
+    int q_row = 0;      // where its rows of Q begin; not of those that were posted
+  };
+  using Ahead = typename kernel::Either<KnownAhead, Nothing, kNamesLast>::type;
+
   /// A query tile and the KV tiles it sees.
   struct Query {
     ForwardTile tile;
@@ -264,6 +280,7 @@ struct ForwardTraits {
     Sequence sequence;  // of a packed batch, or over pages
     Pages pages;        // not of those that were posted
     Sharing sharing = {};
+    Ahead ahead = {};
   };
 };
 

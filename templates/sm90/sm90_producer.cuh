@@ -46,10 +46,12 @@ struct Producer : Schedule<Traits> {
   static constexpr ptx::L2Policy kKeyPolicy = key_policy<Config>();
 
   FA_DEVICE void produce_q_and_k(bool leads) const {
-    ptx::prefetch_tensor_map(p.map_q);
-    ptx::prefetch_tensor_map(p.map_k);
-    if constexpr (Config::kSplit && !Base::kMergesInCluster) {  // the next kernel merges: it is to wait where it runs
-      if (kernel::merges_few_rows(params)) ptx::griddepcontrol_launch_dependents();
+    if constexpr (Base::kRolesWait) {
+      if constexpr (!Base::kKnownAhead) ptx::griddepcontrol_wait();  // lengths and lists may be new
+    } else {
+      ptx::prefetch_tensor_map(p.map_q);
+      ptx::prefetch_tensor_map(p.map_k);
+      if constexpr (Config::kSplit && !Base::kMergesInCluster) allow_next();
     }
     RingSlot<kStages> k_slot;
     RingSlot<kQBuffers> q_slot;
@@ -67,8 +69,17 @@ struct Producer : Schedule<Traits> {
     } else {
       const Rounds own = rounds();
       for (int round = own.begin; has_tile(own, round); ++round) {
-        const Query work = query_of_round(round);
-        if (kPaged || leads) load_q_and_k(k_slot, q_slot, work);
+        Query work = query_of_round(round);
+        if constexpr (Base::kNamesLast) work.ahead = {!has_tile(own, round + 1), row_of_q(work)};
+        if constexpr (Base::kRowsAhead) {
+          ptx::compute_ahead(work.ahead.q_row);
+          load_ahead(k_slot, q_slot, work);
+        } else if (kPaged || leads) {
+          load_q_and_k(k_slot, q_slot, work);
+        }
+        if constexpr (Base::kNamesLast) {
+          if (work.ahead.last && work.range.begin < work.range.end) return;  // the consumers know
+        }
       }
       if (!leads) return;
     }
@@ -77,6 +88,11 @@ struct Producer : Schedule<Traits> {
     if constexpr (kDynamic) ptx::mbarrier_arrive(work_full(q_slot.index));
     ptx::mbarrier_arrive(q_full(q_slot.index));
     ptx::griddepcontrol_launch_dependents();  // the last query tile is left
+  }
+
+  /// A kernel that merges few rows, or has few of its own, is to wait where it runs.
+  FA_DEVICE void allow_next() const {
+    if (kernel::merges_few_rows(params)) ptx::griddepcontrol_launch_dependents();
   }
 
   FA_DEVICE void load_q_and_k(RingSlot<kStages>& k_slot, RingSlot<kQBuffers>& q_slot, const Query& work) const {
@@ -91,8 +107,48 @@ struct Producer : Schedule<Traits> {
     for (int n = work.range.end - 2; n >= work.range.begin; --n) load_k(k_slot, n, work);
   }
 
+  /// The same of few rows. What needs nothing of the kernel before is done ahead of the wait for it, which copies alone
+  /// come behind.
+  FA_DEVICE void load_ahead(RingSlot<kStages>& k_slot, RingSlot<kQBuffers>& q_slot, Query& work) const {
+    const KvRange& range = work.range;
+    if (range.begin < range.end) {
+      announce_k(k_slot);
+      announce_q(q_slot, work);
+      RingSlot<kStages> second = k_slot;
+      second.advance();
+      if (range.begin < range.end - 1) announce_k(second);
+    }
+    ptx::griddepcontrol_wait();
+    if (range.begin >= range.end) return;
+    copy_k(k_slot, range.end - 1, work);
+    copy_q(q_slot, work);
+    if (range.begin < range.end - 1) copy_k(k_slot, range.end - 2, work);
+    FA_UNROLL_BY(kLoadCopies)
+    for (int n = range.end - 3; n >= range.begin; --n) load_k(k_slot, n, work);
+  }
+
+  FA_DEVICE void load_values_ahead(RingSlot<kStages>& v_slot, const Query& work) const {
+    const KvRange& range = work.range;
+    if (range.begin < range.end) {
+      announce_v(v_slot);
+      RingSlot<kStages> second = v_slot;
+      second.advance();
+      if (range.begin < range.end - 1) announce_v(second);
+    }
+    ptx::griddepcontrol_wait();
+    if (range.begin >= range.end) return;
+    copy_v(v_slot, range.end - 1, work);
+    if (range.begin < range.end - 1) copy_v(v_slot, range.end - 2, work);
+    FA_UNROLL_BY(kLoadCopies)
+    for (int n = range.end - 3; n >= range.begin; --n) load_v(v_slot, n, work);
+  }
+
   FA_DEVICE void produce_v(bool leads) const {
-    ptx::prefetch_tensor_map(p.map_v);
+    if constexpr (Base::kRolesWait) {
+      if constexpr (!Base::kKnownAhead) ptx::griddepcontrol_wait();
+    } else {
+      ptx::prefetch_tensor_map(p.map_v);
+    }
     RingSlot<kStages> v_slot;
     if constexpr (kDynamic) {
       RingSlot<kQBuffers> work_slot;
@@ -114,6 +170,10 @@ struct Producer : Schedule<Traits> {
       const Rounds own = rounds();
       for (int round = own.begin; has_tile(own, round); ++round) {
         const Query work = query_of_round(round);
+        if constexpr (Base::kRowsAhead) {
+          load_values_ahead(v_slot, work);
+          continue;
+        }
         if (!kPaged && !leads) continue;
         FA_UNROLL_BY(kLoadCopies)
         for (int n = work.range.end - 1; n >= work.range.begin; --n) load_v(v_slot, n, work);
@@ -128,9 +188,15 @@ struct Producer : Schedule<Traits> {
       return;
     }
     if constexpr (kLists) n = listed(work, n);
+    announce_k(slot, n);
+    copy_k(slot, n, work);
+  }
+  FA_DEVICE void announce_k(const RingSlot<kStages>& slot, [[maybe_unused]] int n = 0) const {
     ptx::mbarrier_wait(k_empty(slot.index), slot.parity ^ 1);  // all have read what was there
     if constexpr (kLists) ptx::st_shared_b32(listed_shared(slot.index), static_cast<uint32_t>(n));
     ptx::mbarrier_arrive_expect_tx(k_full(slot.index), KTile::kBytes);
+  }
+  FA_DEVICE void copy_k(RingSlot<kStages>& slot, int n, const Query& work) const {
     load_keys<KTile>(k_shared(slot.index), p.map_k, k_full(slot.index), n, work);
     slot.advance();
   }
@@ -142,8 +208,14 @@ struct Producer : Schedule<Traits> {
       return;
     }
     if constexpr (kLists) n = listed(work, n);
+    announce_v(slot);
+    copy_v(slot, n, work);
+  }
+  FA_DEVICE void announce_v(const RingSlot<kStages>& slot) const {
     ptx::mbarrier_wait(v_empty(slot.index), slot.parity ^ 1);  // all have read what was there
     ptx::mbarrier_arrive_expect_tx(v_full(slot.index), VTile::kBytes);
+  }
+  FA_DEVICE void copy_v(RingSlot<kStages>& slot, int n, const Query& work) const {
     load_keys<VTile>(v_shared(slot.index), p.map_v, v_full(slot.index), n, work);
     slot.advance();
   }
@@ -190,19 +262,34 @@ struct Producer : Schedule<Traits> {
     }
   }
 
+  FA_DEVICE int row_of_q(const Query& work) const {
+    int row = Config::kPackGqa ? first_row_of(work.tile) / params.group : first_row_of(work.tile);
+    if constexpr (kVarlen) row += work.sequence.first_row;  // rows behind the sequence come along, and are not stored
+    return row;
+  }
+
   FA_DEVICE void load_q(RingSlot<kQBuffers>& slot, const Query& work) const {
-    const ForwardTile& tile = work.tile;
+    announce_q(slot, work);
+    copy_q(slot, work);
+  }
+  FA_DEVICE void announce_q(const RingSlot<kQBuffers>& slot, const Query& work) const {
     ptx::mbarrier_wait(q_empty(slot.index), slot.parity ^ 1);  // all have read what was there
     post(work_of(slot), work);
     if constexpr (kDynamic) ptx::mbarrier_arrive(work_full(slot.index));  // for the thread that copies V
     ptx::mbarrier_arrive_expect_tx(q_full(slot.index), QTile::kBytes);
-    int row = Config::kPackGqa ? first_row_of(tile) / params.group : first_row_of(tile);
-    if constexpr (kVarlen) row += work.sequence.first_row;  // rows behind the sequence come along, and are not stored
+  }
+  FA_DEVICE void copy_q(RingSlot<kQBuffers>& slot, const Query& work) const {
+    int row;
+    if constexpr (Base::kNamesLast) {
+      row = work.ahead.q_row;
+    } else {
+      row = row_of_q(work);
+    }
     FA_UNROLL
     for (int slab = 0; slab < QTile::kSlabs; ++slab) {
       ptx::tma_load_5d(q_shared(slot.index) + slab * QTile::kSlabBytes, p.map_q, q_full(slot.index),
                        ptx::L2Policy::evict_first, slab * kSlabColumns, work.head_in_group, row, work.kv_head,
-                       kVarlen ? 0 : tile.batch);
+                       kVarlen ? 0 : work.tile.batch);
     }
     slot.advance();
   }

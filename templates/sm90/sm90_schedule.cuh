@@ -31,9 +31,9 @@ struct Schedule : ForwardBlock<Traits> {
   using Rows = typename Base::Rows;
   using Query = typename Base::Query;
   using Base::kTileM, Base::kTileN, Base::kQBuffers, Base::kConsumers, Base::kVarlen, Base::kPaged, Base::kRagged,
-      Base::kPostsPieces, Base::kWindowed, Base::kLists, Base::kKeepsFirst, Base::kWaves, Base::kDistancePruning,
-      Base::kEndsAligned, Base::kRotates, Base::kExchange, Base::kLayout, Base::params, Base::q_full, Base::work_shared,
-      Base::listed_shared;
+      Base::kPostsPieces, Base::kNamesLast, Base::kWindowed, Base::kLists, Base::kKeepsFirst, Base::kWaves,
+      Base::kDistancePruning, Base::kEndsAligned, Base::kRotates, Base::kExchange, Base::kLayout, Base::params,
+      Base::q_full, Base::work_shared, Base::listed_shared;
 
   const int dense_rows;
   const int before_rows;  // places in a head's first query tile
@@ -105,6 +105,17 @@ struct Schedule : ForwardBlock<Traits> {
       if constexpr (kDistancePruning) query.tile.head = params.heads - 1 - query.tile.head;
     }
     look(query);
+    return query;
+  }
+
+  /// The first query tile of this block that sees a key, if there is one.
+  FA_DEVICE Query first_with_keys() const {
+    const Rounds own = rounds();
+    Query query;
+    for (int round = own.begin; has_tile(own, round); ++round) {
+      query = query_of_round(round);
+      if (query.range.begin < query.range.end) break;
+    }
     return query;
   }
 
@@ -227,6 +238,8 @@ struct Schedule : ForwardBlock<Traits> {
     word(2, query.tile.batch);
     if constexpr (kPostsPieces) {
       word(3, static_cast<int>(query.sharing.word));
+    } else if constexpr (kNamesLast) {
+      word(3, query.ahead.last ? ~query.tile.split : query.tile.split);
     } else {
       word(3, query.tile.split);
     }
@@ -259,6 +272,10 @@ struct Schedule : ForwardBlock<Traits> {
                 {},
                 {}};
     if constexpr (kPostsPieces) query.sharing.word = tile.word[3];
+    if constexpr (kNamesLast) {
+      query.ahead.last = query.tile.split < 0;
+      if (query.ahead.last) query.tile.split = ~query.tile.split;
+    }
     if constexpr (kWindowed || kLists || kKeepsFirst) {
       query.range.plain_begin = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 32));
       query.range.plain_end = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 36));

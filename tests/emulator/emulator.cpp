@@ -68,7 +68,7 @@ void run_blocks(ErasedKernel kernel, const void* params, Memory& memory, const L
   int block = 0;
   try {
     Machine machine(options.threads, options.shared_bytes, options.grid, options.cluster, memory, options.resident);
-    machine.start_early(options.early);
+    machine.start_early(options.early, options.early_inputs);
     machine.watch(&progress.failed);
     int taken = 0;
     while ((taken = progress.next_block.fetch_add(options.cluster)) < options.grid) {

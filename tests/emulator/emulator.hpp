@@ -21,7 +21,8 @@ struct LaunchOptions {
   bool last_first =
       false;           ///< clusters wait for earlier ones, all run at once: each starts when the one after it waits
   bool early = false;  ///< the kernel before it may still run: until griddepcontrol.wait, only inputs can be read
-  int resident = 1;    ///< blocks that share the registers of a multiprocessor
+  bool early_inputs = false;  ///< which may write inputs too: until then nothing can be read
+  int resident = 1;           ///< blocks that share the registers of a multiprocessor
 };
 
 struct LaunchStatistics {

@@ -35,7 +35,9 @@ void converge(const Instruction& instruction, const void* operands, const Site& 
 
 constexpr Instruction kBarSync{"bar.sync 0", [](Machine& machine, Warp& warp) { machine.block_barrier(warp); }};
 constexpr Instruction kClusterSync{"barrier.cluster",
-                                   [](Machine& machine, Warp& warp) { machine.cluster_barrier(warp); }};
+                                   [](Machine& machine, Warp& warp) { machine.cluster_barrier(warp, false); }};
+constexpr Instruction kRelaxedClusterSync{"barrier.cluster.relaxed",
+                                          [](Machine& machine, Warp& warp) { machine.cluster_barrier(warp, true); }};
 constexpr Instruction kBarWarpSync{"bar.warp.sync", [](Machine& machine, Warp& warp) { machine.warp_barrier(warp); }};
 
 struct NamedBarrierOperands {
@@ -371,6 +373,10 @@ void bar_sync(const Site& site) {
 
 void cluster_sync(const Site& site) {
   converge(kClusterSync, nullptr, site);
+}
+
+void cluster_sync_relaxed(const Site& site) {
+  converge(kRelaxedClusterSync, nullptr, site);
 }
 
 void bar_warp_sync(const Site& site) {

@@ -98,6 +98,7 @@ bool mbarrier_test(std::uint32_t barrier, std::uint32_t parity, const Site& site
 int cluster_rank();
 std::uint32_t map_shared(std::uint32_t shared, int rank, const Site& site);
 void cluster_sync(const Site& site);
+void cluster_sync_relaxed(const Site& site);
 void mbarrier_arrive_remote(std::uint32_t cluster_barrier, const Site& site);
 void mbarrier_arrive_expect_tx_remote(std::uint32_t cluster_barrier, int bytes, const Site& site);
 void mbarrier_wait_cluster(std::uint32_t barrier, std::uint32_t parity, const Site& site);

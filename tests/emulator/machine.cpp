@@ -104,6 +104,7 @@ void Machine::prepare(int first_block, std::uint64_t seed) {
     block->floor = 0;
     block->named = {};
     block->reached = {};
+    block->over = {};
   }
   at_cluster_barrier_ = 0;
   finished_ = 0;
@@ -160,7 +161,8 @@ void Machine::check_order(const Lane& lane, const void* address, std::size_t byt
   const Memory::Region* region = memory_.find(address, bytes);
   if (region == nullptr) return;
   const std::uint8_t* flags = region->flags.get() + (static_cast<const std::byte*>(address) - region->base);
-  if (std::none_of(flags, flags + bytes, [](std::uint8_t flag) { return (flag & Memory::kWritable) != 0; })) return;
+  const auto writable = [](std::uint8_t flag) { return (flag & Memory::kWritable) != 0; };
+  if (!early_inputs_ && std::none_of(flags, flags + bytes, writable)) return;
   raise(FaultKind::too_early, lane, name, reinterpret_cast<std::uintptr_t>(address), site,
         "the kernel before may still use " + memory_.describe(address));
 }
@@ -269,6 +271,7 @@ void Machine::check_block_exit(const Lane& lane) {
   if (block.reached.entries.empty()) return;
   Gathered gathered;
   for (const Warp* warp : block.warps) release(*warp, gathered);
+  gathered.known.join(block.over);
   for (std::size_t agent = 0; agent < block.reached.entries.size(); ++agent) {
     const std::uint32_t tick = block.reached.entries[agent];
     if (gathered.known.at(agent) >= tick || (agent < kFirstProduct && tick < floor_)) continue;
@@ -392,9 +395,10 @@ void Machine::block_barrier(Warp& warp) {
   for (Warp* other : block.warps) resume(*other);
 }
 
-void Machine::cluster_barrier(Warp& warp) {
+void Machine::cluster_barrier(Warp& warp, bool relaxed) {
   pause(warp);
   warp.at_cluster_barrier = true;
+  warp.relaxed = relaxed;
   ++at_cluster_barrier_;
   finish_cluster_barrier_if_complete();
 }
@@ -404,18 +408,26 @@ void Machine::finish_cluster_barrier_if_complete() {
   if (at_cluster_barrier_ == 0 || at_cluster_barrier_ + finished_ < static_cast<int>(warps_.size())) return;
   at_cluster_barrier_ = 0;
   Gathered gathered;
+  bool relaxed = false;
   for (const auto& warp : warps_) {
-    if (warp->at_cluster_barrier) release(*warp, gathered);
+    if (!warp->at_cluster_barrier) continue;
+    release(*warp, gathered);
+    relaxed = relaxed || warp->relaxed;
   }
   const Knowledge shared = gathered.share();
   ++tick_;
   for (const auto& warp : warps_) {
     if (!warp->at_cluster_barrier) continue;
     warp->at_cluster_barrier = false;
-    for (Lane& lane : warp->lanes) lane.knowledge = shared;
+    if (!relaxed) {
+      for (Lane& lane : warp->lanes) lane.knowledge = shared;
+    }
     resume(*warp);
   }
-  if (finished_ != 0) return;
+  if (relaxed) {
+    for (const auto& block : cluster_) block->over.join(gathered.known);
+  }
+  if (relaxed || finished_ != 0) return;
   floor_ = tick_;
   for (const auto& block : cluster_) block->floor = tick_;
 }

@@ -96,6 +96,7 @@ struct Warp {
   int wanted_registers = 0;
   bool wants_registers = false;  // waits for them
   bool at_cluster_barrier = false;
+  bool relaxed = false;             // there
   std::vector<int> register_steps;  // operands of its setmaxnreg so far
 
   int warpgroup() const { return index / 4; }
@@ -122,6 +123,7 @@ struct Block {
   std::uint32_t floor = 0;  // tick of its last barrier of all threads
   std::array<NamedBarrier, 16> named;
   Clock reached;  // what other blocks have done to its memory and its barriers
+  Clock over;     // what relaxed barriers of the cluster say is over, of that
   std::vector<Warp*> warps;
 
   bool exited() const { return finished == static_cast<int>(warps.size()); }
@@ -190,7 +192,10 @@ class Machine {
   }
 
   /// The kernel before this one may still run.
-  void start_early(bool early) { early_ = early; }
+  void start_early(bool early, bool inputs) {
+    early_ = early;
+    early_inputs_ = inputs;
+  }
 
   // What the instructions of instructions.cpp are made of.
 
@@ -215,7 +220,8 @@ class Machine {
   void step(Lane& lane);
 
   void block_barrier(Warp& warp);
-  void cluster_barrier(Warp& warp);
+  /// Relaxed: accesses before it are ordered before the exit of other blocks alone.
+  void cluster_barrier(Warp& warp, bool relaxed);
   void warp_barrier(Warp& warp);
   void named_barrier(Warp& warp, int id, int threads, bool waits);
   void set_registers(Warp& warp, int registers, bool increase);
@@ -365,6 +371,7 @@ class Machine {
   std::uint64_t random_ = 1;
   std::uint64_t instructions_ = 0;
   bool early_ = false;
+  bool early_inputs_ = false;
   const std::atomic<bool>* failed_ = nullptr;
   std::function<void()> on_wait_;
   bool quit_ = false;

@@ -426,7 +426,7 @@ TEST(GlobalMemoryRules, RegionsAndFlags) {
 
 /// A launch beside the kernel before it; `input` can be read, `output` has been written and can be again.
 std::optional<FaultKind> early_fault(const std::function<void(const float* input, float* output)>& body,
-                                     bool early = true) {
+                                     bool early = true, bool inputs = false) {
   alignas(16) std::array<float, 4> input{1, 2, 3, 4};
   alignas(16) std::array<float, 4> output{};
   Memory memory;
@@ -434,7 +434,7 @@ std::optional<FaultKind> early_fault(const std::function<void(const float* input
   memory.add("output", output.data(), sizeof output, Memory::kReadable | Memory::kWritable);
   try {
     run([&] { body(input.data(), output.data()); }, memory,
-        {.grid = 2, .threads = 32, .seed = 1, .workers = 1, .early = early});
+        {.grid = 2, .threads = 32, .seed = 1, .workers = 1, .early = early, .early_inputs = inputs});
   } catch (const Fault& fault) {
     return fault.kind;
   }
@@ -539,6 +539,21 @@ TEST(EarlyLaunches, OnlyInputsAreReadBeforeTheWait) {
     EXPECT_EQ(early_fault(first), FaultKind::too_early);
     EXPECT_EQ(early_fault(first, false), std::nullopt) << "launched in order";
   }
+}
+
+TEST(EarlyLaunches, InputsMayBeWhatTheKernelBeforeWrites) {
+  const auto before = [](const float* input, float*) {
+    check_global_load(input, 4, "ld.global", Site::current());
+    griddepcontrol_wait();
+  };
+  const auto behind = [](const float* input, float*) {
+    griddepcontrol_wait();
+    check_global_load(input, 4, "ld.global", Site::current());
+  };
+  EXPECT_EQ(early_fault(before), std::nullopt);
+  EXPECT_EQ(early_fault(before, true, true), FaultKind::too_early);
+  EXPECT_EQ(early_fault(before, false, true), std::nullopt) << "launched in order";
+  EXPECT_EQ(early_fault(behind, true, true), std::nullopt);
 }
 
 TEST(EarlyLaunches, EveryThreadWaitsForItself) {

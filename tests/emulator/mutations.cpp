@@ -69,6 +69,7 @@ std::vector<Mutation> all_mutations() {
                            &sm90_epilogue_mutations,
                            &sm90_merge_in_cluster_mutations,
                            &sm90_cluster_parts_mutations,
+                           &sm90_few_rows_mutations,
                            &sm90_forward_mutations,
                            &sm90_affine_mutations,
                            &sm90_shared_tile_mutations,

@@ -98,6 +98,7 @@ void run_plan(CallPlan& call, const PlanKernels& kernels, Memory& memory, std::u
     options.seed = seed;
     options.cluster = spec.cluster();
     options.early = step.early;
+    options.early_inputs = spec.op() == fa::plan::Op::forward && &step == call.steps().data();  // behind the caller's
     options.last_first = spec.ordered_dq() || spec.own_parts();
     const void* const both[] = {step.params, step.place};
     launch(kernel.entry, step.place != nullptr ? static_cast<const void*>(both) : step.params, memory, options);

@@ -143,6 +143,33 @@ TEST(Cluster, LoadsFromAnotherBlock) {
   });
 }
 
+TEST(Cluster, RelaxedBarriersLetBlocksExitAndHandOnNothing) {
+  const auto fill = [] {
+    for (std::uint32_t i = 0; i < 4; ++i) store_word(static_cast<std::uint32_t>(16 * thread_index()) + 4 * i, 1);
+  };
+  const auto read = [] { load_of_peer(static_cast<std::uint32_t>(16 * thread_index())); };
+  expect_no_fault([=] {
+    fill();
+    cluster_sync(here());
+    read();
+    cluster_sync_relaxed(here());
+  });
+  expect_fault(FaultKind::shared_race, "no barrier is in between", [=] {
+    fill();
+    cluster_sync_relaxed(here());
+    read();
+    cluster_sync(here());
+  });
+  expect_fault(FaultKind::shared_race, "no barrier is in between", [=] {
+    fill();
+    cluster_sync(here());
+    read();
+    cluster_sync_relaxed(here());
+    fill();
+    cluster_sync(here());
+  });
+}
+
 TEST(Cluster, AddressesCarryTheRank) {
   for (const int cluster : {1, 2, 4}) {
     run([] { EXPECT_EQ(own(), 0x400u | static_cast<std::uint32_t>(cluster_rank()) << 24); }, 1, 128, cluster, 4);

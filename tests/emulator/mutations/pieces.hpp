@@ -86,6 +86,7 @@ std::vector<Mutation> sm90_backward_cluster_mutations();
 std::vector<Mutation> sm90_backward_turn_mutations();
 std::vector<Mutation> sm90_merge_in_cluster_mutations();
 std::vector<Mutation> sm90_cluster_parts_mutations();
+std::vector<Mutation> sm90_few_rows_mutations();
 std::vector<Mutation> sm90_backward_pair_mutations();
 
 }  // namespace emulator

@@ -11,6 +11,8 @@
 #include "plan/column_sums.hpp"
 #include "plan/mask_tiles.hpp"
 
+#include <sm90/sm90_forward_layout.cuh>
+
 namespace fa::plan {
 namespace {
 
@@ -116,6 +118,37 @@ TEST(CallPlan, TheSm80FamilyTakesWhatIsBehindTheMaps) {
   EXPECT_EQ(params.partial_o, reinterpret_cast<float*>(kBase));
   EXPECT_EQ(params.partial_lse, params.partial_o + 2 * 2 * 4 * 512 * 64);
   EXPECT_EQ(params.next_tile, nullptr);
+}
+
+TEST(CallPlan, SplitsOfFewRowsMayHaveAMultiprocessorEach) {
+  struct Case {
+    std::int64_t s_q;
+    Fixed fixed;
+    bool alone;
+  };
+  const Case cases[] = {
+      {1, {}, true},
+      {5, {}, false},                                    // more rows than a merge that starts early has
+      {1, {{"splits", 32}}, false},                      // more blocks than multiprocessors
+      {1, {{"splits", 8}, {"split_blocks", 8}}, false},  // which no kernel merges
+      {1, {Family::sm80, {{"splits", 8}}}, false},
+  };
+  for (const Case& c : cases) {
+    Problem p = some_problem(8192);
+    p.b = 1;
+    p.h_q = 32;
+    p.h_kv = 8;
+    p.s_q = c.s_q;
+    Planned planned;
+    plan_forward_call(p, c.fixed, false, &planned);
+    const Step& step = planned.call.steps().front();
+    planned.call.bind(planned.call.workspace.addresses(at(kBase), nullptr));
+    EXPECT_EQ(planned.call.forward_params.attention.base.alone, c.alone ? 1 : 0) << c.s_q;
+    EXPECT_EQ(step.shared, c.alone ? sm90::kMoreThanHalf : 0) << c.s_q;
+    if (!c.alone) continue;
+    EXPECT_LT(shared_bytes(planned.kernels[Role::attention]), step.shared);
+    EXPECT_EQ(most_shared_bytes(planned.kernels[Role::attention]), step.shared);
+  }
 }
 
 TEST(CallPlan, TopKeysComeBehindSumsThatMayBeInTheWorkspace) {

@@ -25,6 +25,10 @@ FA_DEVICE void cluster_sync(const emulator::Site& site = emulator::Site::current
   emulator::cluster_sync(site);
 }
 
+FA_DEVICE void cluster_sync_relaxed(const emulator::Site& site = emulator::Site::current()) {
+  emulator::cluster_sync_relaxed(site);
+}
+
 FA_DEVICE void mbarrier_arrive_remote(uint32_t cluster_barrier,
                                       const emulator::Site& site = emulator::Site::current()) {
   emulator::mbarrier_arrive_remote(cluster_barrier, site);

@@ -11,6 +11,9 @@ FA_DEVICE void griddepcontrol_wait() {
   emulator::griddepcontrol_wait();
 }
 
+template <class T>
+FA_DEVICE void compute_ahead(T&) {}
+
 /// Launches of the emulator follow one another.
 FA_DEVICE void griddepcontrol_launch_dependents() {}
 
