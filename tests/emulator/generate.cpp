@@ -5,9 +5,11 @@
 // of parts of larger attentions and theirs in `shard_<i>.cpp`, those with statistics, of debug calls and of quantize,
 // in `statistics_<i>.cpp`. Those for compute capability 7.5, of all lists, are in `turing_<i>.cpp`.
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <set>
 #include <sstream>
 #include <stdexcept>
@@ -154,13 +156,27 @@ std::string redirected(const std::string& text, const fs::path& folder) {
   return result;
 }
 
+/// A template with the comments behind its code, which mutations name: the library has none.
+const std::string& commented(const std::string& name) {
+  static std::map<std::string, std::string> all;
+  const auto [found, is_new] = all.try_emplace(name);
+  if (!is_new) return found->second;
+  std::ifstream in(fs::path(FA_EMULATOR_TEMPLATES) / name);
+  for (std::string line; std::getline(in, line);) {
+    line.erase(0, std::min(line.find_first_not_of(' '), line.size()));
+    found->second += (line.starts_with("//") ? "" : line) + "\n";
+  }
+  return found->second;
+}
+
 /// Writes the templates with one of them changed. Returns the lines that let them be included once more.
 std::string write_mutated_templates(const Mutation& mutation, const fs::path& folder) {
   std::string undefines =
       "#undef FA_KERNEL\n#undef FA_PLACED_KERNEL\n#undef FA_DEVICE\n#undef FA_UNROLL\n#undef FA_UNROLL_BY\n";
   bool found = false;
   for (const fa::render::Header& header : fa::render::templates().headers()) {
-    const std::string name = guard(header.text);
+    const std::string& text = commented(header.name);
+    const std::string name = guard(text);
     undefines += fmt::format("#undef {}\n", name);
     if (header.name.starts_with("ptx/")) {
       constexpr std::string_view kPrefix = "FA_TEMPLATES_PTX_";
@@ -168,7 +184,7 @@ std::string write_mutated_templates(const Mutation& mutation, const fs::path& fo
     }
     const bool changed = header.name == mutation.header;
     found = found || changed;
-    write(folder / header.name, redirected(changed ? mutated(mutation, header.text) : header.text, folder));
+    write(folder / header.name, redirected(changed ? mutated(mutation, text) : text, folder));
   }
   if (!found) throw std::runtime_error("mutation of an unknown header: " + mutation.header);
   return undefines;

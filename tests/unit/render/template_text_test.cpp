@@ -274,14 +274,26 @@ TEST(TemplateText, HeadersAreGuardedByTheirPath) {
     ASSERT_GE(lines.size(), 3U) << entry.name;
     EXPECT_EQ(lines[0], "#ifndef " + guard);
     EXPECT_EQ(lines[1], "#define " + guard);
-    EXPECT_EQ(lines.back(), "#endif  // " + guard);
+    EXPECT_EQ(lines.back(), "#endif");
   }
 }
 
-/// Without indentation, and without comments that have a line.
+/// Without indentation and comments.
 std::string embedded_form(const std::string& text) {
-  static const std::regex indentation("\n +"), comment("\n//[^\n]*");
-  return std::regex_replace(std::regex_replace(text, indentation, "\n"), comment, "\n");
+  static const std::regex indentation("\n +"), comment(" *//[^\n]*");
+  return std::regex_replace(std::regex_replace(text, indentation, "\n"), comment, "");
+}
+
+/// What looks like a comment is one.
+TEST(TemplateText, NoStringHasTwoSlashes) {
+  for (const auto& item : std::filesystem::recursive_directory_iterator(FA_TEST_TEMPLATE_DIR)) {
+    if (item.path().extension() != ".cuh") continue;
+    for (const std::string& line : lines_of(read_file(item.path()))) {
+      const std::size_t at = line.find("//");
+      if (at == std::string::npos) continue;
+      EXPECT_EQ(std::count(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(at), '"') % 2, 0) << line;
+    }
+  }
 }
 
 TEST(TemplateText, EmbeddedTextIsTheFile) {
