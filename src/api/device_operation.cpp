@@ -76,7 +76,7 @@ typename DeviceOperation<Op>::Planned DeviceOperation<Op>::plan_for(const Attent
   // The copy engine brings no page whose first rows do not count.
   wanted.tensor_maps = Op::describable(tensors, config_.varlen, config_.page_size != 0) && !begins;
   wanted.given_schedule = takes_schedule(wanted, schedule, begins);
-  if constexpr (Op::kOperation == Operation::forward) plan::check_invariant(wanted);
+  if constexpr (Op::kOperation == Operation::forward) plan::check_invariant(wanted, fixed());
   planned.choice = Op::choose(wanted, fixed());
   planned.code = tuning_.code(wanted, planned.choice.slot());
   const Ready* ready = &get(wanted, planned.choice, stream, Missing::stands_in);

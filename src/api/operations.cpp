@@ -11,7 +11,9 @@ static_assert(plan::Choice::kSlots <= tune::kSlots && plan::BackwardChoice::kSlo
 
 void ForwardOperation::check_override(const AttentionConfig& config, const plan::Fixed& fixed,
                                       const plan::Variants& variants, plan::Arch arch) {
-  plan::check_forward_override(make_problem(config, {}, arch, &variants), fixed);
+  const plan::Problem problem = make_problem(config, {}, arch, &variants);
+  plan::check_forward_override(problem, fixed);
+  plan::check_invariant(problem, fixed);
 }
 
 bool ForwardOperation::runs_nothing(const AttentionShape& shape) noexcept {

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "plan/catalogue.hpp"
 #include "plan/fixed_splits.hpp"
@@ -158,6 +159,23 @@ int heads_in_flight(const Problem& problem, const KernelSpec& spec, const kernel
 
 }  // namespace
 
+int balanced_heads(std::int64_t m_blocks, std::int64_t heads, int multiprocessors) noexcept {
+  const std::int64_t blocks = std::max(multiprocessors, 1);
+  const std::int64_t least = std::max<std::int64_t>(blocks / 4, 1);
+  const std::int64_t pair = 2 * blocks;  // tiles of a pair of rounds
+  const std::int64_t period = pair / std::gcd(pair, std::max<std::int64_t>(m_blocks, 1));
+  std::int64_t section = (least + period - 1) / period * period;
+  // No section of a useful size ends with a pair of rounds: one section, or many that end at ever other places.
+  if (section > blocks) section = heads > 2 * pair ? least : heads;
+  return static_cast<int>(std::clamp<std::int64_t>(section, 1, std::max<std::int64_t>(heads, 1)));
+}
+
+int equal_sections(std::int64_t heads, std::int64_t most) noexcept {
+  heads = std::max<std::int64_t>(heads, 1);
+  const std::int64_t sections = (heads - 1) / std::max<std::int64_t>(most, 1) + 1;
+  return static_cast<int>((heads - 1) / sections + 1);
+}
+
 ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors, double scale, int splits,
                            const KernelSpec& spec, int multiprocessors, const PackedArgs& packed,
                            kernel::ForwardVariantParams& params, int most_blocks) noexcept {
@@ -176,7 +194,10 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
   const std::int64_t rows = (problem.varlen ? problem.total_q : problem.s_q) * (spec.pack_gqa ? params.group : 1);
   params.m_blocks =
       static_cast<int>(problem.varlen ? slots(rows, spec.tile_m, problem.b) : ceil_div(rows, spec.tile_m));
-  params.splits = splits;
+  const bool shares = spec.split_keys() > 0 && spec.split;
+  const int sharing = shares ? fixed_splits(problem, spec).sharing : 1;
+  const bool in_tiles = shares && spec.kernel().persistent;  // each block's part of a tile is one of the tiles
+  params.splits = in_tiles ? sharing : splits;
   params.scale = static_cast<float>(scale);
   params.scale_log2 = static_cast<float>(scale * kLog2e);
 
@@ -201,15 +222,13 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
     params.paged.segment_slots = static_cast<int>(schedule.segment_slots);
   }
   ForwardGrid launch;
-  if (spec.split_keys() > 0 && spec.split) {
-    params.sequences.wave = fixed_splits(problem, spec).sharing;
-  }
+  if (shares && !in_tiles) params.sequences.wave = sharing;
   launch.tiles = std::int64_t{params.m_blocks} * params.heads * (problem.varlen ? 1 : params.b) * params.splits;
   if (by_parts) {
     launch.grid = std::int64_t{schedule.parts} * spec.cluster();
     return launch;
   }
-  if (spec.split_keys() > 0 && spec.split) launch.tiles *= params.sequences.wave;
+  if (shares && !in_tiles) launch.tiles *= sharing;
   // Blocks that take tiles from a counter are never too few.
   const int blocks = spec.dynamic() ? multiprocessors : std::max(multiprocessors, most_blocks);
   const bool stays = persistent && spec.cluster() == 1;  // those of a cluster end together, with their tile

@@ -57,8 +57,12 @@ bool KernelSpec::affine_reach() const noexcept {
 }
 
 int KernelSpec::split_keys() const noexcept {
-  const auto* const own_fields = std::get_if<Sm80Forward>(&own);
-  return own_fields == nullptr ? 0 : own_fields->split_keys;
+  return std::visit(
+      [](const auto& which) {
+        if constexpr (requires { which.split_keys; }) return which.split_keys;
+        return 0;
+      },
+      own);
 }
 
 bool KernelSpec::scheduled() const noexcept {

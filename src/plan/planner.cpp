@@ -38,6 +38,7 @@ constexpr int kNormWarps = 8;
 constexpr std::int64_t kNormLoads = 8;  // of a thread (templates/common/row_norms.cuh)
 constexpr int kCombineWarps = 4;
 constexpr int kClearWarps = 4;
+constexpr int kPageRows = 8;  // that the copy engine brings at once, at least
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
@@ -101,7 +102,8 @@ int take_family(const Problem& problem, const Fixed& fixed, Choice& choice) noex
     if (!serves(*family, problem, fixed)) continue;
     choice.family = family->family;
     if (choice.pack_gqa && family->packs != nullptr && !family->packs(problem, fixed, choice)) {
-      if (fixed.family == Family::automatic && !problem.fp8()) continue;  // no other family has 8-bit floats
+      const bool alone = problem.fp8() || problem.fixed_rows();  // no other has 8-bit floats, or the same bits
+      if (fixed.family == Family::automatic && !alone) continue;
       choice.pack_gqa = false;
       choice.short_query = problem.s_q <= kShortQueryRows;
     }
@@ -111,10 +113,13 @@ int take_family(const Problem& problem, const Fixed& fixed, Choice& choice) noex
   return tile_m;
 }
 
-/// Whether blocks share the splits of a query tile: where there are few tiles. It changes no bit.
+/// Whether blocks share the splits of a query tile: where there are few tiles, and by wgmma of few rows, whose partial
+/// results are small. It changes no bit.
 bool shares_splits(const Problem& problem, const Choice& choice, std::int64_t tile_m, std::int64_t tiles) noexcept {
-  const int split_keys = row_arithmetic(RowFacts::of(problem)).split_keys;
-  if (tiles == 0 || tiles >= forward_family(choice.family).enough_blocks || problem.s_kv <= split_keys) return false;
+  const RowFacts facts = RowFacts::of(problem, choice.family == Family::sm90);
+  const int split_keys = row_arithmetic(facts).split_keys;
+  const bool few_tiles = tiles < forward_family(choice.family).enough_blocks && problem.s_kv > split_keys;
+  if (tiles == 0 || !(few_tiles || (facts.wgmma && choice.short_query))) return false;
   if (needs_tile_lists(problem)) return false;
   const std::int64_t rows = choice.pack_gqa ? problem.s_q * (problem.h_q / problem.h_kv) : problem.s_q;
   const std::int64_t partial_rows = tiles * std::min(rows, tile_m) * ceil_div(problem.s_kv, split_keys);
@@ -156,6 +161,7 @@ Choice choose_by(const Problem& problem, const Fixed& fixed) noexcept {
     choice.splits = 1;
     choice.scheduled = false;
     choice.shares_splits = shares_splits(problem, choice, tile_m, tiles);
+    choice.dynamic = choice.dynamic && !choice.shares_splits;
   }
   const auto form_clusters = forward_family(choice.family).form_clusters;
   if (form_clusters != nullptr) form_clusters(problem, fixed, choice);
@@ -208,15 +214,26 @@ void check_forward_override(const Problem& problem, const Fixed& fixed) {
   }
 }
 
-void check_invariant(const Problem& problem) {
-  if (problem.bits_of() != Facts::request) return;
+void check_invariant(const Problem& problem, const Fixed& fixed) {
+  const bool wgmma = has_wgmma_rows(problem, problem) && fixed.family != Family::sm80;
+  const bool rows = problem.bits_of() == Facts::row && wgmma;
+  if (!rows && problem.bits_of() != Facts::request) return;
+  if (rows && problem.paged() && !problem.contiguous() && problem.page_size % kPageRows != 0) {
+    support::throw_invalid("page_size", problem.page_size, "multiples of 8 with invariance on Hopper, or kernel sm80");
+  }
+  if (rows && (problem.s_kv == 0 || problem.b == 0)) return;  // no row has a key
   if (!problem.aligned) {
     support::throw_invalid("q, k, v or o", "rows that do not start at multiples of 16 bytes",
-                           "multiples of 16 bytes with invariance batch, which unaligned rows would change bits of");
+                           "multiples of 16 bytes with invariance, which unaligned rows would change bits of");
   }
-  if (problem.tensor_maps || choose_family(usual_call(problem), {}) == forward_families().back()->family) return;
-  support::throw_invalid("q, k, v or o", "a stride that is zero, negative or 2^40 bytes or more",
-                         "strides that the copy engine can describe with invariance batch");
+  if (!rows && choose_family(usual_call(problem), {}) == forward_families().back()->family) return;
+  if (!problem.tensor_maps) {
+    support::throw_invalid("q, k, v or o", "a stride that is zero, negative or 2^40 bytes or more, or a first key",
+                           "strides that the copy engine can describe, and no seq_begin, with invariance");
+  }
+  if (problem.varlen && std::max(problem.total_q, problem.total_kv) > kernel::kBoundedRows) {
+    support::throw_invalid("total_q, total_kv", std::max(problem.total_q, problem.total_kv), "at most 2^30 rows");
+  }
 }
 
 KernelSpec combine_spec(const RequestFacts& request, const DeviceFacts& device) noexcept {
@@ -292,7 +309,7 @@ int shared_bytes(const KernelSpec& spec) {
 
 int most_shared_bytes(const KernelSpec& spec) {
   const int own = shared_bytes(spec);
-  const bool may_be_alone = spec.is<Sm90Forward>() && spec.split && spec.min_blocks == 2;
+  const bool may_be_alone = spec.is<Sm90Forward>() && spec.split && spec.split_keys() == 0 && spec.min_blocks == 2;
   return may_be_alone ? std::max(own, sm90::kMoreThanHalf) : own;
 }
 

@@ -97,8 +97,8 @@ Problem usual_call(const Problem& problem) noexcept;
 void check_forward_override(const Problem& problem, const Fixed& fixed);
 
 /// Throws fa::Error(invalid_argument) for tensors that another kernel would have to serve than the one that the bits of
-/// Invariance::batch are of.
-void check_invariant(const Problem& problem);
+/// invariant calls are of.
+void check_invariant(const Problem& problem, const Fixed& fixed);
 
 /// The kernel that merges the splits of a forward.
 KernelSpec combine_spec(const RequestFacts& request, const DeviceFacts& device) noexcept;

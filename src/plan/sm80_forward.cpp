@@ -633,7 +633,7 @@ std::vector<KernelSpec> fitting_specs(const Problem& problem, const Fixed& fixed
   };
   if (problem.fixed_rows()) {
     // The first alone: which one spills, an invariant call may not depend on.
-    const RowArithmetic arithmetic = row_arithmetic(RowFacts::of(problem));
+    const RowArithmetic arithmetic = row_arithmetic(RowFacts::of(problem, false));
     const std::span<const TileFamily> tiles =
         choice.short_query ? std::span<const TileFamily>(kFixedRowsShort) : kFixedRows;
     for (const bool comfortable : {true, false}) {

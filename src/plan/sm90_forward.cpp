@@ -1,13 +1,13 @@
 #include "plan/sm90_forward.hpp"
 #include "plan/forward_launch.hpp"
 #include "plan/mask_tiles.hpp"
+#include "plan/row_arithmetic.hpp"
 #include "plan/tensor_map.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <bit>
-#include <numeric>
 #include <span>
 
 #include <common/schedule_params.cuh>
@@ -35,7 +35,8 @@ constexpr int kAffineProductHeadDim = 96;
 constexpr int kExactMaxHeadDim = 112;
 constexpr int kMaxOwnPartsHeadDim = 192;  // of wider heads what finds parts spills
 constexpr int kMostColumnsOfFew = 192;  // an instruction's part of S or O: of 128 registers, which a thread starts with
-constexpr int kThreadsWithFew = 512;    // of a multiprocessor, from which on they do
+constexpr int kRegistersOfTwoBlocks = 160;  // of fragments, a thread
+constexpr int kThreadsWithFew = 512;        // of a multiprocessor, from which on they do
 constexpr std::int64_t kFewestSplitsOfARequest = 8;
 constexpr std::size_t kMaxSpecs = 4;
 constexpr int kMostClusterHeadDim = 128;      // up to which it was measured
@@ -66,6 +67,10 @@ constexpr Tile kShortSmall[] = {{64, 128, 3, 1}, {64, 128, 2, 1}, {64, 64, 2, 1}
 constexpr Tile kShortMedium[] = {{64, 128, 2, 1}, {64, 64, 2, 1}};
 constexpr Tile kShortMediumOfTwo[] = {{64, 64, 2, 1}, {64, 128, 2, 1}};  // where two blocks share a multiprocessor
 constexpr Tile kShortLarge[] = {{64, 64, 2, 1}, {64, 48, 2, 1}};
+// With a fixed split size, which sets tile_n: of a head dim up to 64, and above.
+constexpr Tile kFixedRows[][1] = {{{192, 0, 5, 2}}, {{128, 0, 3, 2}}};
+constexpr Tile kFixedRowsShared[][1] = {{{128, 0, 5, 1}}, {{128, 0, 3, 1}}};
+constexpr Tile kFixedRowsShort[][1] = {{{64, 0, 5, 1}}, {{64, 0, 2, 1}}};
 constexpr Tile kShortLargestScheduled[] = {{64, 32, 5, 1}, {64, 32, 4, 1}, {64, 48, 2, 1}};  // of longer ones S spills
 
 /// Tile lists, loads ahead and windows over pages take registers that three consumer warpgroups do not have, and so do
@@ -82,7 +87,7 @@ bool by_parts(const Choice& choice) noexcept {
   return choice.scheduled || choice.own_parts || choice.splits_request;
 }
 bool by_parts(const KernelSpec& spec) noexcept {
-  return spec.scheduled() || spec.own_parts() || (spec.split && spec.page_size != 0);
+  return spec.scheduled() || spec.own_parts() || (spec.split && spec.page_size != 0 && spec.split_keys() == 0);
 }
 
 /// Whether scores reach the softmax as the product leaves them, causality aside.
@@ -129,6 +134,8 @@ std::span<const Tile> preferred_tiles(const Problem& problem, const Choice& choi
   using Tiles = std::span<const Tile>;
   const int d = std::max(problem.d_qk, problem.d_v);
   const bool short_query = choice.short_query;
+  if (problem.fixed_rows())
+    return (short_query ? kFixedRowsShort : choice.shares_splits ? kFixedRowsShared : kFixedRows)[d <= 64 ? 0 : 1];
   if (choice.many_rows) return large_m_tiles(problem, choice.long_rows, choice.exact_max);
   if (d <= 64 && !short_query && takes_registers(problem)) return kMedium;
   if (d <= 64) return short_query ? Tiles(kShortSmall) : kSmall;
@@ -183,7 +190,8 @@ sm90::ForwardShape shape_of(const KernelSpec& spec) {
           .windowed = spec.variants.left_window || spec.variants.chunked,
           .masked = !spec.variants.mask.empty(),
           .scheduled = own.scheduled || own.own_parts,
-          .paired = own.split_blocks == 2};
+          .paired = own.split_blocks == 2,
+          .folds = own.split_keys > 0 && !spec.split};
 }
 
 /// Whether a step of the product S may add what a score function grows by from key to key.
@@ -218,6 +226,11 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   spec.tile_n = fixed.number("tile_n", tile.tile_n);
   spec.stages = fixed.number("stages", tile.stages);
   fixed.set_others(spec);
+  if (problem.fixed_rows()) {
+    const RowArithmetic arithmetic = row_arithmetic(RowFacts::of(problem, true));
+    spec.tile_n = arithmetic.tile_n;
+    own.split_keys = arithmetic.split_keys;
+  }
   own.q_buffers = fixed.number("q_buffers", tile.q_buffers);
   spec.warps = sm90_forward_warps(spec);
   own.exact_max = choice.exact_max;
@@ -230,7 +243,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   own.affine_product = fixed.flag("affine_product", may_add_affine(spec) && affine_product_pays(problem));
   own.softmax_chunks = sm90_forward_softmax_chunks(spec);
   spec.pack_gqa = choice.pack_gqa;
-  spec.split = choice.splits > 1;
+  spec.split = choice.splits > 1 || choice.shares_splits;
   own.split_blocks = choice.split_blocks;
   own.own_ends = sm90_forward_own_ends(spec);
   own.dynamic = choice.dynamic;
@@ -311,7 +324,8 @@ const char* sm90_forward_misfit(const Problem& problem) noexcept {
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) return "sm90 with dtype f16 or bf16";
   if (std::max(problem.d_qk, problem.d_v) > kMaxHeadDim) return "sm90 with head dims up to 256";
   if (problem.stored()) return "sm90 with K and V of the queries' dtype";
-  if (problem.fixed_rows()) return "sm90 with invariance none, or batch without varlen and page_size";
+  if (problem.fixed_rows() && !has_wgmma_rows(problem, problem))
+    return "sm90 with invariance of plain rows: no function, mask, dropout, statistics, or head dim above 128";
   if (problem.row_statistics() && !may_have_statistics(problem)) {
     return "sm90 with statistics of rows: without packed batches, pages, dropout, functions, windows, chunks, and head "
            "dims above 128";
@@ -417,6 +431,7 @@ std::optional<std::int64_t> sm90_forward_scheduled_keys(const Problem& problem, 
 }
 
 int sm90_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept {
+  if (problem.fixed_rows()) return sm90_forward_tile_m(problem, fixed, choice);
   choice.splits_request = sm90_forward_splits_request(problem, fixed, choice);
   choice.own_parts = !choice.splits_request && sm90_forward_finds_parts(problem, fixed, choice);
   choice.scheduled = !choice.splits_request && shares_by_schedule(problem, fixed, choice);
@@ -467,13 +482,15 @@ int sm90_forward_shared_bytes(const KernelSpec& spec) {
 
 bool sm90_forward_has_two_blocks(const Problem& problem, const KernelSpec& spec) {
   constexpr int kReserved = 1024;  // of each block, by the driver
+  const bool parts = by_parts(spec) || spec.split_keys() > 0;
   return consumers(spec) == 1 && std::max(spec.tile_n, spec.d_v) <= kMostColumnsOfFew &&
-         may_have_two_blocks(problem, by_parts(spec)) &&
+         sm90_forward_registers(spec) <= kRegistersOfTwoBlocks && may_have_two_blocks(problem, parts) &&
          2 * (sm90::shared_layout(shape_of(spec)).bytes + kReserved) <= limits(problem.arch).shared_per_sm;
 }
 
 int sm90_forward_registers(const KernelSpec& spec) {
-  return spec.tile_n / 2 + spec.tile_n / 4 + spec.d_v / 2;
+  const int folded = spec.split_keys() > 0 && !spec.split ? spec.d_v / 2 : 0;  // O of the splits before
+  return spec.tile_n / 2 + spec.tile_n / 4 + spec.d_v / 2 + folded;
 }
 
 std::string sm90_forward_refusal(const KernelSpec& spec) {
@@ -571,30 +588,13 @@ std::vector<KernelSpec> sm90_forward_specs(const Problem& problem, const Fixed& 
     }
   }
   if (!specs.empty()) {
-    add_other_lengths(specs, problem, fixed, choice);
+    if (!problem.fixed_rows()) add_other_lengths(specs, problem, fixed, choice);
     return specs;
   }
   const bool overridden = fixed.fixes_tile_of(Sm90Forward::kernel());
   throw Error(overridden ? ErrorCode::invalid_argument : ErrorCode::unsupported,
               fmt::format("kernel: no sm90 forward kernel fits: {}", refusal),
               {{"argument", "kernel"}, {"value", refusal}, {"accepted", "tiles that fit the GPU"}});
-}
-
-int balanced_heads(std::int64_t m_blocks, std::int64_t heads, int multiprocessors) noexcept {
-  const std::int64_t blocks = std::max(multiprocessors, 1);
-  const std::int64_t least = std::max<std::int64_t>(blocks / 4, 1);
-  const std::int64_t pair = 2 * blocks;  // tiles of a pair of rounds
-  const std::int64_t period = pair / std::gcd(pair, std::max<std::int64_t>(m_blocks, 1));
-  std::int64_t section = (least + period - 1) / period * period;
-  // No section of a useful size ends with a pair of rounds: one section, or many that end at ever other places.
-  if (section > blocks) section = heads > 2 * pair ? least : heads;
-  return static_cast<int>(std::clamp<std::int64_t>(section, 1, std::max<std::int64_t>(heads, 1)));
-}
-
-int equal_sections(std::int64_t heads, std::int64_t most) noexcept {
-  heads = std::max<std::int64_t>(heads, 1);
-  const std::int64_t sections = (heads - 1) / std::max<std::int64_t>(most, 1) + 1;
-  return static_cast<int>((heads - 1) / sections + 1);
 }
 
 }  // namespace fa::plan

@@ -3,6 +3,7 @@
 
 #include <common/constants.cuh>
 #include <common/forward_params.cuh>
+#include <common/forward_schedule.cuh>
 #include <common/log_sum.cuh>
 #include <common/variant.cuh>
 #include <ptx/language.cuh>
@@ -25,11 +26,15 @@ struct FoldedRow {
     float so_far, split;
   };
 
+  /// O of the split is normalised, or else as its products left it.
+  template <bool kNormalised = true>
   FA_DEVICE Weights add(const SplitSum& split) {
     if (split.sum == 0.f) return {1.f, 0.f};
     const SplitSum base = split.is_above(total) ? split : total;
-    const Weights weights{total.sum == 0.f ? 0.f : total.over(base), ptx::multiply(split.over(base), split.sum)};
-    total = {base.high, base.low, ptx::fma(total.sum, weights.so_far, weights.split)};
+    const float over = split.over(base);
+    const float sum = ptx::multiply(over, split.sum);
+    const Weights weights{total.sum == 0.f ? 0.f : total.over(base), kNormalised ? sum : over};
+    total = {base.high, base.low, ptx::fma(total.sum, weights.so_far, sum)};
     return weights;
   }
 
@@ -61,20 +66,37 @@ FA_DEVICE float folded_output(float o, float factor) {
 }
 
 /// Folds the partial results of a query row, `splits` of them, which lie at `index(i)` of partial_o and partial_lse.
-/// Done by a warp.
-template <class T, class Variant, int kHeadDimV, class Params, class Row, class Index>
+/// Done by a warp, with the loads of kAhead results in flight.
+template <class T, class Variant, int kHeadDimV, bool kNormalised = true, int kAhead = 1, class Params, class Row,
+          class Index>
 FA_DEVICE void fold_splits(const Params& params, int splits, const Row& row, Index index) {
   const int lane = ptx::thread_index() % kWarpSize;
   constexpr int kSlots = ceil_div(kHeadDimV, kWarpSize);
   FoldedRow folded;
   float o[kSlots] = {};
-  for (int i = splits - 1; i >= 0; --i) {
-    const FoldedRow::Weights weights = folded.add(SplitSum::load(params.partial_lse, index(i)));
-    const float* const partial = params.partial_o + index(i) * kHeadDimV;  // [d_v]
+  FA_UNROLL_BY(1)
+  for (int last = splits - 1; last >= 0; last -= kAhead) {
+    SplitSum sums[kAhead];
+    float partial[kAhead][kSlots];
     FA_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) {
-      const int column = slot * kWarpSize + lane;
-      if (column < kHeadDimV) o[slot] = FoldedRow::join(o[slot], ptx::ld_global(partial + column), weights);
+    for (int i = 0; i < kAhead; ++i) {
+      if (last < i) continue;
+      const int64_t at = index(last - i);
+      sums[i] = SplitSum::load(params.partial_lse, at);
+      FA_UNROLL
+      for (int slot = 0; slot < kSlots; ++slot) {
+        const int column = slot * kWarpSize + lane;
+        if (column < kHeadDimV) partial[i][slot] = ptx::ld_global(params.partial_o + at * kHeadDimV + column);
+      }
+    }
+    FA_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      if (last < i) continue;
+      const FoldedRow::Weights weights = folded.add<kNormalised>(sums[i]);
+      FA_UNROLL
+      for (int slot = 0; slot < kSlots; ++slot) {
+        if (slot * kWarpSize + lane < kHeadDimV) o[slot] = FoldedRow::join(o[slot], partial[i][slot], weights);
+      }
     }
   }
   const FoldedRow::Whole whole = folded.template whole<Variant>(params, row.head());
@@ -92,6 +114,23 @@ FA_DEVICE void fold_splits(const Params& params, int splits, const Row& row, Ind
 /// Floats of a thread in partial_o, [blocks, floats, threads], where what is folded so far waits for the next split.
 template <int kMTiles, int kOTiles>
 inline constexpr int kFoldedFloats = kMTiles*(4 * kOTiles + 2 * kSplitSumFloats);
+
+/// Splits of a query tile whose KV tiles are `range`, from that of position 0 on.
+template <int kSplitTiles>
+FA_DEVICE int splits_of(const KvRange& range) {
+  return ceil_div(range.end, kSplitTiles);
+}
+
+/// The part of block `share` where `shares` have splits of a query tile, one behind the other. Where there are fewer
+/// splits than blocks, the first blocks have one.
+template <int kSplitTiles>
+FA_DEVICE KvRange shared_splits(KvRange range, int shares, int share) {
+  const int splits = splits_of<kSplitTiles>(range);
+  const int end = start_of_part(splits, shares, share + 1) * kSplitTiles;
+  range.begin = start_of_part(splits, shares, share) * kSplitTiles;
+  if (range.end > end) range.end = end;
+  return range;
+}
 
 /// Splits that a query tile of the call may have, at most.
 template <int kSplitKeys>

@@ -85,9 +85,9 @@ struct KvRange {
   int kept_end = 0;
 };
 
-/// `first_row` and `last_row` are query positions. `splits` blocks share the range in parts that differ by one tile at
-/// most. `params` may be a Sequence.
-template <bool kCausal, int kTileN, class Params>
+/// `first_row` and `last_row` are query positions. With kParts `splits` blocks share the range in parts that differ by
+/// one tile at most. `params` may be a Sequence.
+template <bool kCausal, int kTileN, bool kParts = true, class Params>
 FA_DEVICE KvRange kv_range(const Params& params, int first_row, int last_row, int split) {
   int visible_to_any = params.s_kv;
   int visible_to_all = params.s_kv;
@@ -101,7 +101,7 @@ FA_DEVICE KvRange kv_range(const Params& params, int first_row, int last_row, in
   range.begin = 0;
   range.end = visible_to_any > 0 ? ceil_div(visible_to_any, kTileN) : 0;
   range.plain_end = visible_to_all > 0 ? visible_to_all / kTileN : 0;
-  if (params.splits > 1) {
+  if (kParts && params.splits > 1) {
     const int tiles = range.end;
     range.begin = start_of_part(tiles, params.splits, split);
     range.end = start_of_part(tiles, params.splits, split + 1);

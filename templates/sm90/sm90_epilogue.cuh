@@ -69,10 +69,10 @@ struct Epilogue : Schedule<Traits> {
   using Config = typename Base::Config;
   using Query = typename Base::Query;
   using Base::kTileM, Base::kHeadDimV, Base::kQBuffers, Base::kConsumers, Base::kPingpong, Base::kVarlen,
-      Base::kDropout, Base::kStageO, Base::kPostsPieces, Base::kSplitBlocks, Base::kMergesInCluster, Base::p,
-      Base::params, Base::q_shared, Base::q_empty, Base::listed_shared, Base::softmax_scale_log2, Base::rounds,
-      Base::has_tile, Base::lengths_of, Base::first_row_of, Base::has_row, Base::row_count, Base::has_rows,
-      Base::query_of_round, Base::for_each_piece;
+      Base::kDropout, Base::kStageO, Base::kPostsPieces, Base::kShares, Base::kLeavesSplits, Base::kSplitBlocks,
+      Base::kMergesInCluster, Base::p, Base::params, Base::q_shared, Base::q_empty, Base::listed_shared,
+      Base::softmax_scale_log2, Base::rounds, Base::has_tile, Base::splits_of_tile, Base::lengths_of,
+      Base::first_row_of, Base::has_row, Base::row_count, Base::has_rows, Base::query_of_round, Base::for_each_piece;
 
   static constexpr bool kAccumulate = kernel::kAccumulate<Config> && !Config::kSplit;  // splits join later
   static_assert(!kernel::kAccumulate<Config> || !Variant::kSink, "the state has the sink");
@@ -80,7 +80,7 @@ struct Epilogue : Schedule<Traits> {
   static_assert(!kMergesInCluster || !kernel::kAccumulate<Config>, "what is merged is the result");
   using Factors =
       typename kernel::Either<typename kernel::Either<SharedRowFactors<T>, SplitRowFactors, kMergesInCluster>::type,
-                              RowFactors<kAccumulate>, Config::kSplit>::type;
+                              RowFactors<kAccumulate>, kLeavesSplits>::type;
   using MergedRows = typename SharedRowFactors<T>::Merged;
   static constexpr int kTiles = kHeadDimV / 8;
   using Parts = ClusterParts<kSplitBlocks, kTiles>;
@@ -114,8 +114,8 @@ struct Epilogue : Schedule<Traits> {
     softmax.finish();
     const Rows rows{params.group, query.tile.head};
     const int first_row = first_row_of(query.tile) + warp_row + lane / 4;
-    using Sum = typename kernel::Either<kernel::SplitSum, kernel::LogSum, Config::kSplit || kPostsPieces>::type;
-    bool part = Config::kSplit;
+    using Sum = typename kernel::Either<kernel::SplitSum, kernel::LogSum, kLeavesSplits || kPostsPieces>::type;
+    bool part = kLeavesSplits;
     if constexpr (kPostsPieces) part = is_part(query);
     Sum sums[2];
     float lse[2];
@@ -125,7 +125,7 @@ struct Epilogue : Schedule<Traits> {
       inverse_sum[r] = softmax.inverse_sum(r);
       sums[r] = softmax.template log_sum<Sum>(r, softmax_scale_log2());
       lse[r] = sums[r].value();
-      if constexpr (Variant::kSink && !Config::kSplit) {  // which joins parts once
+      if constexpr (Variant::kSink && !kLeavesSplits) {  // which joins parts once
         if (!part) {
           const float keys = lse[r];
           lse[r] = kernel::log_add(keys, kernel::sink_of(params.variant, rows.query_head(first_row + 8 * r)));
@@ -148,12 +148,12 @@ struct Epilogue : Schedule<Traits> {
     if constexpr (Base::kStatistics) {
       StatisticsOfRows<Epilogue>{*this}.store(softmax, query, first_row, lane, weight);
     }
-    if constexpr (Config::kSplit && !Base::kRowsAhead) find_rows(factors, query, warp_row, lane);
+    if constexpr (kLeavesSplits && !Base::kRowsAhead) find_rows(factors, query, warp_row, lane);
     if constexpr (kMergesInCluster) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) factors.sums[r] = sums[r];
       return;
-    } else if constexpr (Config::kSplit) {
+    } else if constexpr (kLeavesSplits) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
         if (factors.row[r] >= 0 && lane % 4 == 0) sums[r].store(params.partial_lse, factors.row[r]);
@@ -300,7 +300,7 @@ struct Epilogue : Schedule<Traits> {
   /// A warp's rows of O from registers: the result, or a split's part of it.
   FA_DEVICE void store_direct(const O& o, [[maybe_unused]] const Factors& factors, const Query& query, int first_row,
                               int lane) const {
-    if constexpr (Config::kSplit) {
+    if constexpr (kLeavesSplits) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
         if (factors.row[r] >= 0) store_partial_row(o, r, factors.row[r], lane);
@@ -452,6 +452,9 @@ struct Epilogue : Schedule<Traits> {
     for (int round = own.begin; has_tile(own, round); ++round) {
       const Query work = query_of_round(round);
       if (work.range.begin < work.range.end) continue;
+      if constexpr (kShares) {
+        if (!is_empty_tile(work)) continue;
+      }
       store_empty_rows(work, warp_row, lane);
     }
   }
@@ -467,11 +470,16 @@ struct Epilogue : Schedule<Traits> {
       for (int round = own.begin; has_tile(own, round); ++round) store_empty_tile(query_of_round(round), lane);
     }
   }
+  /// Of a tile without KV tiles for this block: whether there are none for others, and the block is the first of them.
+  FA_DEVICE bool is_empty_tile(const Query& work) const { return work.tile.split == 0 && splits_of_tile(work) == 0; }
   FA_DEVICE void store_empty_tile(const Query& work, int lane) const {
-    using Value = typename kernel::Either<float, T, Config::kSplit>::type;
+    using Value = typename kernel::Either<float, T, kLeavesSplits>::type;
     constexpr int kColumns = kernel::kChunkBytes / sizeof(Value);
     constexpr int kChunks = kHeadDimV / kColumns;  // of a row
     if (work.range.begin < work.range.end || !has_rows(work)) return;
+    if constexpr (kShares) {
+      if (!is_empty_tile(work)) return;
+    }
     const Rows rows{params.group, work.tile.head};
     const int first = work.tile.m_block * kTileM;
     const int end = first + kTileM < row_count(work) ? first + kTileM : row_count(work);
@@ -482,13 +490,13 @@ struct Epilogue : Schedule<Traits> {
       if constexpr (kAccumulate) {  // a state stays what it is
         if (kernel::state_lse(lse_row(work, rows, row)) != -kInfinity) continue;
       }
-      if constexpr (Config::kSplit) {
+      if constexpr (kLeavesSplits) {
         ptx::st_global_chunk(params.partial_o + partial_row(work, rows, row) * kHeadDimV + column, {});
       } else {
         ptx::st_global_chunk(o_row(work, rows, row) + column, o_without_keys(rows.query_head(row)));
       }
       if (column != 0) continue;
-      if constexpr (Config::kSplit) {
+      if constexpr (kLeavesSplits) {
         kernel::SplitSum::of_no_keys().store(params.partial_lse, partial_row(work, rows, row));
       } else if (params.lse != nullptr) {
         ptx::st_global(lse_row(work, rows, row), lse_without_keys(rows.query_head(row)));
@@ -498,7 +506,7 @@ struct Epilogue : Schedule<Traits> {
 
   /// Log-sum-exp of a row that no key is visible to: that of the sink alone.
   FA_DEVICE float lse_without_keys(int query_head) const {
-    if constexpr (Variant::kSink && !Config::kSplit) {
+    if constexpr (Variant::kSink && !kLeavesSplits) {
       return kernel::log_add(-kInfinity, kernel::sink_of(params.variant, query_head));
     } else {
       return -kInfinity;

@@ -11,6 +11,7 @@
 #include <sm90/sm90_affine_scores.cuh>
 #include <sm90/sm90_dropout_warps.cuh>
 #include <sm90/sm90_epilogue.cuh>
+#include <sm90/sm90_fixed_splits.cuh>
 #include <sm90/sm90_forward_block.cuh>
 #include <sm90/sm90_forward_traits.cuh>
 #include <sm90/sm90_probabilities.cuh>
@@ -44,18 +45,23 @@ struct Forward : Products<ForwardTraits<Config>> {
       Base::kAffineProduct, Base::kDropoutWarpgroup, Base::kEmptyWarp, Base::kOwnRanges, Base::kExchange,
       Base::kExactMax, Base::kDropoutRegisters, Base::kProducerRegisters, Base::kConsumerRegisters, Base::kDropoutWarps,
       Base::kSummed, Base::kPostsPieces, Base::kRolesWait, Base::kNamesLast, Base::kRowsAhead, Base::kMergesInCluster,
-      Base::kFinishOverlapped, Base::kLayout, Base::kStageO, Base::p, Base::params, Base::shared, Base::k_full,
-      Base::k_empty, Base::v_full, Base::v_empty, Base::q_empty, Base::dropout_shared, Base::init_barriers,
-      Base::release, Base::own_range_end, Base::other_rows, Base::read_work, Base::work_before, Base::consume_work,
-      Base::number_keys, Base::begin_rows, Base::before_keys, Base::with_keys, Base::with_products,
-      Base::before_softmax, Base::pack, Base::exponentiate, Base::rescue, Base::issue_scores, Base::issue_output;
+      Base::kFixedSplits, Base::kShares, Base::kSplitTiles, Base::kFinishOverlapped, Base::kLayout, Base::kStageO,
+      Base::p, Base::params, Base::shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_empty,
+      Base::dropout_shared, Base::init_barriers, Base::release, Base::own_range_end, Base::other_rows, Base::read_work,
+      Base::work_before, Base::work_of, Base::consume_work, Base::number_keys, Base::begin_rows, Base::before_keys,
+      Base::with_keys, Base::with_products, Base::before_softmax, Base::pack, Base::exponentiate, Base::rescue,
+      Base::issue_scores, Base::issue_output;
 
   using Base::Base;
 
-  static constexpr bool kKeepsWork = kStageO || kPostsPieces;  // descriptors, until the O of their query tile is stored
+  static constexpr bool kKeepsWork =
+      kStageO || Base::kTwoPlaces;  // descriptors, until the O of their query tile is stored
 
   // Made where it is used. A member costs instructions in the main loop: what it copies stays in registers.
   FA_DEVICE Epilogue<Traits> epilogue() const { return Epilogue<Traits>(*this); }
+
+  using Fixed = FixedSplits<Traits>;
+  using Folded = typename kernel::Either<typename Fixed::Folded, typename Base::Nothing, kFixedSplits>::type;
 
   FA_DEVICE void run() {
     if (ptx::thread_index() == 0) init_barriers();
@@ -151,6 +157,7 @@ struct Forward : Products<ForwardTraits<Config>> {
     Query query;          // whose O is in the making
     bool first;           // of its KV tiles: O is not yet defined
     typename Epilogue<Traits>::Factors factors;
+    [[maybe_unused]] Folded folded;  // with fixed splits
   };
 
   FA_DEVICE void consume(int consumer) const {
@@ -176,6 +183,7 @@ struct Forward : Products<ForwardTraits<Config>> {
     }
     if (kPingpong && consumer == kConsumers - 1) ptx::barrier_arrive(first_of(NamedBarrier::pingpong), 2 * kWarpgroup);
 
+    if constexpr (kFixedSplits && !kShares) Fixed{epilogue()}.begin(at.folded.o, at.warp_row, at.lane);
     // Once, or with kOwnRanges once for each stretch of query tiles behind KV tiles that are hidden from this
     // warpgroup.
     for (bool more = true, skips = false; more; skips = true) {
@@ -183,12 +191,13 @@ struct Forward : Products<ForwardTraits<Config>> {
       begin(at, skips);
       while (true) {
         const bool spans = at.ahead.n == at.ahead.query.range.begin;
+        const bool leaves = spans || (kFixedSplits && at.ahead.n % kSplitTiles == 0);
         if (spans) {
           if (!next_query(at, more)) break;
         } else {
           --at.ahead.n;
         }
-        step(at, spans);
+        step(at, spans, leaves);
       }
       end(at, more);
     }
@@ -255,8 +264,8 @@ struct Forward : Products<ForwardTraits<Config>> {
   }
 
   /// S of the KV tile ahead, and O += P V of the one before it; the softmax of the former is overlapped with the
-  /// latter. spans: the tile ahead is of the next query tile.
-  FA_DEVICE void step(Stream& at, bool spans) const {
+  /// latter. spans: the tile ahead is of the next query tile; leaves: of that, or of another split of a fixed size.
+  FA_DEVICE void step(Stream& at, bool spans, bool leaves) const {
     const int q_buffer = ptx::shfl(at.q_slot.index, 0);
     before_keys(at.tile, at.ahead, at.warp_row, at.lane);
     ptx::mbarrier_wait(k_full(at.k_slot.index), at.k_slot.parity);
@@ -268,20 +277,20 @@ struct Forward : Products<ForwardTraits<Config>> {
     issue_output(at.o, at.p, at.v_slot.index, !at.first);
     if (kPingpong) signal_pingpong(at.consumer);
     this->template with_products<false>(at.tile, at.ahead, at.warp_row, at.lane);
-    if constexpr (kFinishOverlapped) finish_overlapped(at, spans);
+    if constexpr (kFinishOverlapped) finish_overlapped(at, leaves);
     this->template before_softmax<false>(at.tile, at.ahead, at.warp_row, at.lane);
     ptx::wgmma_wait<1>();
     ptx::wgmma_tie(at.s);
     release_k(at.k_slot, at.lane);
-    const bool rescale = take_softmax(at, q_buffer, spans);
+    const bool rescale = take_softmax(at, q_buffer, leaves);
     // One branch in the usual case.
-    const bool rare = spans || (!kExactMax && rescale) || (!kFinishOverlapped && kStageO && at.staged);
+    const bool rare = leaves || (!kExactMax && rescale) || (!kFinishOverlapped && kStageO && at.staged);
     ptx::wgmma_wait<0>();
     ptx::wgmma_tie(at.o);
     release(v_empty(at.v_slot.index), at.lane);
     at.v_slot.advance();
     at.first = false;
-    if (rare) leave_query(at, rescale, q_buffer, spans);
+    if (rare) leave_query(at, rescale, q_buffer, spans, leaves);
     if constexpr (kSummed) at.softmax.add_own();
     if constexpr (kExactMax) note_risen(at, rescale && !spans);
     pack(at.p, at.s, at.tile);
@@ -299,7 +308,7 @@ struct Forward : Products<ForwardTraits<Config>> {
     if constexpr (kKeepsWork) at.query = read_work(work_before(at.q_slot));
     const int stored_row = kExchange && more ? other_rows(at.warp_row, at.consumer) : at.warp_row;
     if constexpr (kFinishOverlapped) {
-      epilogue().finish_rows(at.softmax, at.factors, at.query, stored_row, at.lane);
+      finish_rows(at, stored_row);
       at.softmax = Softmax();
     }
     if constexpr (kNamesLast) {
@@ -315,7 +324,30 @@ struct Forward : Products<ForwardTraits<Config>> {
     if constexpr (kStageO && kPingpong) {  // no ping-pong barrier follows
       ptx::barrier_sync(first_of(NamedBarrier::staged_o) + at.consumer, kWarpgroup);
     }
-    epilogue().store(at.o, at.factors, at.query, stored_row, at.lane, at.q_slot.index);
+    if constexpr (kFixedSplits) {
+      store_split(at, true, stored_row, at.q_slot.index);
+    } else {
+      epilogue().store(at.o, at.factors, at.query, stored_row, at.lane, at.q_slot.index);
+    }
+  }
+
+  /// What is known of rows before their O is complete.
+  FA_DEVICE void finish_rows(Stream& at, int warp_row) const {
+    if constexpr (kFixedSplits) {
+      Fixed{epilogue()}.finish(at.softmax, at.folded, warp_row, at.lane);
+    } else {
+      epilogue().finish_rows(at.softmax, at.factors, at.query, warp_row, at.lane);
+    }
+  }
+
+  /// O of a split of a fixed size: to those of its query tile, or with them to memory where that `ends`.
+  FA_DEVICE void store_split(Stream& at, bool ends, int warp_row, [[maybe_unused]] int q_buffer) const {
+    if constexpr (kShares) {
+      const int split = ends ? at.query.range.begin / kSplitTiles : at.ahead.n / kSplitTiles + 1;
+      Fixed{epilogue()}.store_split(at.o, at.folded, at.query, split, ends, warp_row, at.lane);
+    } else if constexpr (kFixedSplits) {
+      Fixed{epilogue()}.fold(at.o, at.folded.o, at.query, ends, warp_row, at.lane, q_buffer);
+    }
   }
 
   /// O of the KV tiles before, where exact maxima have risen.
@@ -331,21 +363,21 @@ struct Forward : Products<ForwardTraits<Config>> {
   }
 
   /// The rows of the query tile before, overlapped with the products.
-  FA_DEVICE void finish_overlapped(Stream& at, bool spans) const {
-    if (!spans && !(kStageO && at.staged)) return;
+  FA_DEVICE void finish_overlapped(Stream& at, bool leaves) const {
+    if (!leaves && !(kStageO && at.staged)) return;
     if (kStageO && at.staged) epilogue().release_staged(at.q_slot.index, at.lane);
     at.staged = false;
-    if (!spans) return;
-    if constexpr (kKeepsWork) at.query = read_work(work_before(at.q_slot));
-    epilogue().finish_rows(at.softmax, at.factors, at.query, other_rows(at.warp_row, at.consumer), at.lane);
+    if (!leaves) return;
+    if constexpr (kKeepsWork && !kFixedSplits) at.query = read_work(work_before(at.q_slot));
+    finish_rows(at, other_rows(at.warp_row, at.consumer));
     at.softmax = Softmax();
   }
 
   /// P of the KV tile ahead, in place of its scores. True when O must be rescaled, or else P after `rescue`.
-  FA_DEVICE bool take_softmax(Stream& at, int q_buffer, bool spans) const {
+  FA_DEVICE bool take_softmax(Stream& at, int q_buffer, bool leaves) const {
     const bool rescale = this->template exponentiate<false>(at.s, at.tile.visible, at.softmax, at.tile.rows, at.ahead,
                                                             at.tile.limit, at.warp_row, at.lane, at.tile.loaded,
-                                                            at.tile.in_chunks, at.tile.dropped, spans);
+                                                            at.tile.in_chunks, at.tile.dropped, leaves);
     if constexpr (kDropout) {  // here what is kept is known too, overlapped with the product
       if (rescale) rescue(at.s, at.softmax, at.tile.dropped, q_buffer, at.ahead, at.warp_row);
     }
@@ -358,13 +390,15 @@ struct Forward : Products<ForwardTraits<Config>> {
   }
 
   /// O is complete: it leaves with its query tile, is multiplied, or only its staged predecessor is waited for.
-  FA_DEVICE void leave_query(Stream& at, bool rescale, [[maybe_unused]] int q_buffer, bool spans) const {
+  FA_DEVICE void leave_query(Stream& at, bool rescale, [[maybe_unused]] int q_buffer, bool spans, bool leaves) const {
     if constexpr (kSummed && !kDropout) {
       if (rescale) rescue(at.s, at.softmax, at.tile.dropped, q_buffer, at.ahead, at.warp_row);
     }
     if (!kFinishOverlapped && kStageO && at.staged) epilogue().release_staged(at.q_slot.index, at.lane);
     if constexpr (!kFinishOverlapped) at.staged = false;
-    if (spans) {
+    if (kFixedSplits && leaves) {
+      leave_split(at, spans);
+    } else if (spans) {
       // A work descriptor still lies next to its Q where that is not yet released: fewer registers over the loop.
       if constexpr (kKeepsWork) at.query = read_work(work_before(at.q_slot));
       if constexpr (kPostsPieces) ptx::sync_warp();  // all lanes have read it before one of them releases the next Q
@@ -375,6 +409,16 @@ struct Forward : Products<ForwardTraits<Config>> {
     } else if (!kExactMax && rescale) {
       multiply(at.o, at.softmax.factor);
     }
+  }
+
+  /// O of a split is complete. spans: it was the last of its query tile, or of this block's there.
+  FA_DEVICE void leave_split(Stream& at, bool spans) const {
+    if constexpr (kKeepsWork) at.query = read_work(spans ? work_before(at.q_slot) : work_of(at.q_slot));
+    if constexpr (kShares) ptx::sync_warp();  // all lanes have read it before one of them releases the next Q
+    store_split(at, spans, at.warp_row, at.q_slot.index);
+    at.first = true;
+    if (spans) at.staged = true;
+    if (!kKeepsWork && spans) at.query = at.ahead.query;
   }
 
   // Ping-pong scheduling: consumers feed the tensor cores one after the other, once for each KV tile.

@@ -19,6 +19,7 @@ struct ForwardShape {
   bool masked;     // by a mask function
   bool scheduled;  // blocks take pieces of query tiles
   bool paired;     // two blocks of a cluster have a half of them each
+  bool folds;      // a block folds splits of a fixed size, whose softmax is formed alone
 
   FA_HOST_DEVICE constexpr int consumers() const { return tile_m / kWarpgroupRows; }
 
@@ -75,12 +76,13 @@ struct SharedLayout {
   int row_bits;     // [tile_m / 32, 32 lanes]
   int column_bits;  // [tile_n / 4] of each dropout RNG warp
   int column_bits_bytes;
+  int split_sums;  // [2, tile_m] of 16 bytes: of a split in the making, and of those that are folded
   int bytes;
 };
 
 FA_HOST_DEVICE constexpr SharedLayout shared_layout(const ForwardShape& shape) {
   constexpr int kLanes = 32;
-  constexpr int kWorkSpace = 64, kListedSpace = 32, kSeedSpace = 48, kBitsSpace = 16, kKeySpace = 32;
+  constexpr int kWorkSpace = 64, kListedSpace = 32, kSeedSpace = 48, kBitsSpace = 16, kKeySpace = 32, kSumSpace = 16;
   SharedLayout at = {};
   at.q_bytes = tile_bytes(shape.tile_m, shape.stages_o() ? greater(shape.d_qk, shape.d_v) : shape.d_qk);
   at.k_bytes = tile_bytes(shape.tile_n, shape.d_qk);
@@ -99,7 +101,8 @@ FA_HOST_DEVICE constexpr SharedLayout shared_layout(const ForwardShape& shape) {
   at.row_bits = at.key_numbers + (shape.affine_product ? kKeySpace * shape.tile_n : 0);
   at.column_bits = at.row_bits + (shape.keeps_row_bits() ? kBitsSpace * shape.tile_m : 0);
   at.column_bits_bytes = kBitsSpace * (shape.tile_n / 4);
-  at.bytes = at.column_bits + (shape.keeps_row_bits() ? shape.dropout_warps() * at.column_bits_bytes : 0);
+  at.split_sums = at.column_bits + (shape.keeps_row_bits() ? shape.dropout_warps() * at.column_bits_bytes : 0);
+  at.bytes = at.split_sums + (shape.folds ? 2 * kSumSpace * shape.tile_m : 0);
   // A pair would go to one multiprocessor, and another have none. Larger clusters alone find few places.
   if (shape.paired) at.bytes = greater(at.bytes, kMoreThanHalf);
   return at;

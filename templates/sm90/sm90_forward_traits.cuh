@@ -65,12 +65,23 @@ struct ForwardTraits {
   static constexpr bool kPostsPieces = kernel::kScheduled<Config> || kernel::kOwnParts<Config>;
   static_assert(!kernel::kScheduled<Config> || !kernel::kOwnParts<Config>, "one part a block");
   // Splits of a request are parts of its length, which the GPU alone knows.
-  static constexpr bool kFewRowsInPages = kPostsPieces || (kPaged && Config::kSplit);
+  static constexpr bool kFewRowsInPages =
+      kPostsPieces || (kPaged && Config::kSplit) || (kRagged && kernel::kSplitKeys<Config> > 0);
   // Those of a query tile may be the blocks of a cluster, which merge what they have: each has one tile, and ends with
   // it.
   static constexpr int kSplitBlocks = kernel::kSplitBlocks<Config>;
   static constexpr bool kMergesInCluster = kSplitBlocks > 1;
   static constexpr bool kInCluster = kMergesInCluster;
+  // The softmax of as many keys is formed alone (sm90_fixed_splits.cuh). What is folded stays in the registers of a
+  // block that has a query tile's keys alone, or else each block leaves partial results of its splits.
+  static constexpr int kSplitKeys = kernel::kSplitKeys<Config>;
+  static constexpr bool kFixedSplits = kSplitKeys > 0;
+  static constexpr int kSplitTiles = kFixedSplits ? kSplitKeys / Config::kTileN : 1;
+  static constexpr bool kShares = kFixedSplits && Config::kSplit;
+  static constexpr bool kLeavesSplits = Config::kSplit && !kFixedSplits;  // for another kernel, which merges them
+  // Work descriptors lie in two places in turn, so that one stays until its O is stored.
+  static constexpr bool kTwoPlaces = kPostsPieces || kShares;
+  static_assert(!kShares || Config::kQBuffers == 1, "a descriptor stays as long as the next query tile lasts");
   static_assert(!kMergesInCluster || (Config::kSplit && kConsumers == 1 && kQBuffers == 1),
                 "the splits of a tile of few rows");
   static constexpr bool kDropout = kernel::kDropout<Config>;
@@ -102,7 +113,8 @@ struct ForwardTraits {
                                           .windowed = kWindowed,
                                           .masked = Variant::kMask,
                                           .scheduled = kPostsPieces,
-                                          .paired = kSplitBlocks == 2};
+                                          .paired = kSplitBlocks == 2,
+                                          .folds = kFixedSplits && !Config::kSplit};
   static constexpr int kThreads = kShape.threads();
   static constexpr bool kDropoutWarpgroup = kShape.has_dropout_warpgroup();
   static constexpr bool kEmptyWarp = kShape.has_empty_warp();
@@ -138,8 +150,7 @@ struct ForwardTraits {
   static_assert(!kDynamic || (!kRagged && !kEmptyWarp && !kDropout), "rounds are known to all warps there");
   // Of few rows the start and the end are much of a block's time. Each role waits by itself for what earlier kernels
   // write, with all behind it that needs none of that.
-  static constexpr bool kRolesWait =
-      kConsumers == 1 && (Config::kSplit || kPostsPieces) && !kDropout && !kAffineProduct;
+  static constexpr bool kRolesWait = kConsumers == 1 && (kLeavesSplits || kPostsPieces) && !kDropout && !kAffineProduct;
   // Which query tiles there are, and what they see, follows from the launch parameters.
   static constexpr bool kKnownAhead = !kRagged && !kLists && !kKeepsFirst;
   // A work descriptor says whether the block has another one.
@@ -175,7 +186,7 @@ struct ForwardTraits {
   static_assert(kTileN % 16 == 0 && kTileN <= 256, "keys are consumed 16 at a time");
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
   static_assert(kStages >= 2, "K runs a tile ahead of V");
-  static_assert(!kVarlen || !Config::kSplit, "packed batches are not split");
+  static_assert(!kVarlen || !kLeavesSplits, "packed batches are not split");
   static_assert(!kPaged || !kDropout, "no dropout over pages");
   static_assert(kPageSize < 0 || kPageSize % 8 == 0, "boxes of pages are whole rows of the swizzle");
   static_assert(!kPaged || !Variant::kChunked, "the first key of a chunk may be anywhere in a box");
@@ -213,11 +224,14 @@ struct ForwardTraits {
 
   // Else sums show where a score has passed the offset of its row.
   static constexpr bool kSummed = !kExactMax;
-  using Softmax = typename kernel::Either<SummedSoftmax<kAffine, kernel::kEntropy<Config>>,
+  using Softmax = typename kernel::Either<SummedSoftmax<kAffine, kernel::kEntropy<Config>, kFixedSplits>,
                                           ExactSoftmax<kernel::kEntropy<Config>>, kSummed>::type;
   static constexpr bool kStatistics = kernel::kMaxLogit<Config> || kernel::kEntropy<Config>;
   static_assert(!kStatistics || !Config::kSplit, "statistics are of rows that one block has alone");
   static_assert(!kernel::kMaxLogit<Config> || kExactMax, "and whose maxima it knows");
+  static_assert(!kFixedSplits || (kSplitKeys % kTileN == 0 && kSummed && !kNonContiguous && !kAffine && !kDropout &&
+                                  !kStatistics && !kPostsPieces && !kMergesInCluster && !kExchange),
+                "fixed splits are of plain rows, and the bits of each are its own");
   // Where no key is hidden a function of the score alone is overlapped with the exponentials: its approximations and
   // they fill each other's gaps.
   static constexpr bool kScoreOverlapped = Variant::kScoreAlone && kSummed && !Variant::kMask && !kWindowed;
@@ -229,7 +243,7 @@ struct ForwardTraits {
 
   // What ends a query tile's rows is overlapped with the next one's first product. Of more warpgroups others have work
   // then.
-  static constexpr bool kFinishOverlapped = kRegistersLeft && kConsumers < 3 && kQBuffers == 2;
+  static constexpr bool kFinishOverlapped = kFixedSplits || (kRegistersLeft && kConsumers < 3 && kQBuffers == 2);
 
   static constexpr SharedLayout kLayout = shared_layout(kShape);
   static constexpr int kSharedBytes = kLayout.bytes;

@@ -162,8 +162,9 @@ struct Probabilities : Scores<Traits> {
     constexpr int kRounds = kDropout ? 2 : 1;
     FA_UNROLL_BY(1)
     for (int round = 0; round < kRounds && softmax.template lost<kDropout>(kLeastLost); ++round) {
-      recompute_scores(s, dropped, q_buffer, cursor, warp_row);
-      softmax.rebase(s, softmax_scale_log2(), [&](int n) { convert_dropped(dropped, s, n); });
+      const typename Softmax::LostRows rows = softmax.lost_rows(kLeastLost);
+      recompute_scores(s, dropped, q_buffer, cursor, warp_row, rows);
+      softmax.rebase(s, softmax_scale_log2(), rows, [&](int n) { convert_dropped(dropped, s, n); });
     }
     softmax.raise([&](int r, float step) { shrink(s, dropped, r, step); });
   }
@@ -188,8 +189,9 @@ struct Probabilities : Scores<Traits> {
 
   /// The scores of the warp's 16 rows once more, by the warp alone, from Q and from K in memory: its buffer may hold
   /// other keys by now. What is hidden, of which P is 0, stays so.
+  template <class LostRows>
   FA_DEVICE void recompute_scores(S& s, [[maybe_unused]] const Dropped& dropped, int q_buffer, const Cursor& cursor,
-                                  int warp_row) const {
+                                  int warp_row, [[maybe_unused]] const LostRows& rows) const {
     const uint32_t q = q_shared(q_buffer) + warp_row * QTile::kRowBytes;
     const int last_key = lengths_of(cursor.query).s_kv - 1 - kv_tile(cursor) * kTileN;
     const T* const keys = first_key(cursor, q_buffer);
@@ -222,7 +224,7 @@ struct Probabilities : Scores<Traits> {
       FA_UNROLL
       for (int e = 0; e < 4; ++e) {
         const float before = p_of(s, dropped, 4 * n + e);
-        s[4 * n + e] = Softmax::is_seen(before, d[e]) ? d[e] : -kInfinity;
+        if (LostRows::kAll || rows.is[e / 2]) s[4 * n + e] = Softmax::is_seen(before, d[e]) ? d[e] : -kInfinity;
       }
     }
     ptx::sync_warp();  // all lanes have read Q before one of them releases the buffer

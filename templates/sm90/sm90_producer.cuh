@@ -51,7 +51,7 @@ struct Producer : Schedule<Traits> {
     } else {
       ptx::prefetch_tensor_map(p.map_q);
       ptx::prefetch_tensor_map(p.map_k);
-      if constexpr (Config::kSplit && !Base::kMergesInCluster) allow_next();
+      if constexpr (Base::kLeavesSplits && !Base::kMergesInCluster) allow_next();
     }
     RingSlot<kStages> k_slot;
     RingSlot<kQBuffers> q_slot;

@@ -15,7 +15,8 @@ enum class NamedBarrier : int {
   pingpong = 1,  // it may feed the tensor cores
   staged_o = 8,  // all of its warps have left Q
   // Of a forward by a schedule, of all consumers.
-  partial_rows = 1,  // a part of a query tile is written, and then how many there were before it
+  partial_rows = 1,   // a part of a query tile is written, and then how many there were before it
+  whole_splits = 12,  // the same of fixed splits, beside the ping-pong
   // Of a backward, of all consumers.
   ds = 1,           // dS of all warpgroups is in shared memory
   clean_tiles = 2,  // products may read tiles that were cleared in part; before: none reads them

@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_SM90_SM90_SCHEDULE_CUH_
 
 #include <common/affine_reach.cuh>
+#include <common/fixed_splits.cuh>
 #include <common/forward_schedule.cuh>
 #include <common/own_parts.cuh>
 #include <common/paged.cuh>
@@ -31,9 +32,9 @@ struct Schedule : ForwardBlock<Traits> {
   using Rows = typename Base::Rows;
   using Query = typename Base::Query;
   using Base::kTileM, Base::kTileN, Base::kQBuffers, Base::kConsumers, Base::kVarlen, Base::kPaged, Base::kRagged,
-      Base::kPostsPieces, Base::kNamesLast, Base::kWindowed, Base::kLists, Base::kKeepsFirst, Base::kWaves,
-      Base::kDistancePruning, Base::kEndsAligned, Base::kRotates, Base::kExchange, Base::kLayout, Base::params,
-      Base::q_full, Base::work_shared, Base::listed_shared;
+      Base::kPostsPieces, Base::kNamesLast, Base::kFixedSplits, Base::kShares, Base::kSplitTiles, Base::kWindowed,
+      Base::kLists, Base::kKeepsFirst, Base::kWaves, Base::kDistancePruning, Base::kEndsAligned, Base::kRotates,
+      Base::kExchange, Base::kLayout, Base::params, Base::q_full, Base::work_shared, Base::listed_shared;
 
   const int dense_rows;
   const int before_rows;  // places in a head's first query tile
@@ -96,7 +97,9 @@ struct Schedule : ForwardBlock<Traits> {
   FA_DEVICE Query query_of(int index) const {
     Query query;
     if constexpr (kVarlen) {
-      query.tile = kernel::forward_tile_of_batch<kTileM, Config::kPackGqa>(params, index);
+      query.tile =
+          kernel::forward_tile_of_batch<kTileM, Config::kPackGqa>(params, kShares ? index / params.splits : index);
+      if constexpr (kShares) query.tile.split = index % params.splits;
       if constexpr (!kPaged) query.sequence = kernel::sequence_of(params, query.tile.batch);
     } else {
       query.tile = kernel::forward_tile<Variant, Config::kCausal>(params, index);
@@ -151,7 +154,7 @@ struct Schedule : ForwardBlock<Traits> {
   /// What a query tile sees, and where it is.
   FA_DEVICE void look(Query& query) const {
     if constexpr (kPaged) query.sequence = kernel::request_of<kVarlen>(params, query.tile.batch);
-    if constexpr (kPaged && Config::kSplit) query.sequence.splits = params.splits;
+    if constexpr (kPaged && Base::kLeavesSplits) query.sequence.splits = params.splits;
     const Rows rows{params.group, query.tile.head};
     const int first = first_row_of(query.tile);
     const int end = row_count(query);
@@ -176,6 +179,16 @@ struct Schedule : ForwardBlock<Traits> {
     query.head_in_group = Config::kPackGqa ? 0 : query.tile.head - query.kv_head * params.group;
   }
 
+  /// Splits of a fixed size of a query tile, whoever has them.
+  FA_DEVICE int splits_of_tile(const Query& query) const {
+    const Rows rows{params.group, query.tile.head};
+    const int first = first_row_of(query.tile);
+    const int end = row_count(query);
+    const int last = (first + kTileM < end ? first + kTileM : end) - 1;
+    return kernel::splits_of<kSplitTiles>(kernel::kv_range<Config::kCausal, kTileN, false>(
+        lengths_of(query), rows.position(first), rows.position(last), 0));
+  }
+
   /// By the pair of rounds in which the head begins.
   FA_DEVICE int rotated(const ForwardTile& tile) const {
     const int pair = (tile.batch * params.heads + tile.head) * params.m_blocks / (2 * ptx::block_count());
@@ -183,7 +196,11 @@ struct Schedule : ForwardBlock<Traits> {
   }
 
   FA_DEVICE KvRange visible(const Query& query, int first_row, int last_row) const {
-    if constexpr (kLists) {
+    if constexpr (kFixedSplits) {
+      KvRange range = kernel::kv_range<Config::kCausal, kTileN, false>(lengths_of(query), first_row, last_row, 0);
+      if constexpr (kShares) range = kernel::shared_splits<kSplitTiles>(range, params.splits, query.tile.split);
+      return range;
+    } else if constexpr (kLists) {
       return kernel::list_range(tile_list(query.tile), params.splits, query.tile.split);
     } else if constexpr (kWindowed) {
       return kernel::variant_range<Config::kCausal, Variant, kTileN>(params, lengths_of(query), first_row, last_row,
@@ -219,13 +236,13 @@ struct Schedule : ForwardBlock<Traits> {
   FA_DEVICE int listed(const Query& query, int place) const { return ptx::ld_global_nc(tile_list(query.tile) + place); }
 
   // A query travels from the producer to the consumers as a work descriptor next to its Q: the divisions behind it are
-  // done by a warp that has time. Those of pieces lie in two places in turn, so that one stays until its O is stored.
+  // done by a warp that has time.
   static FA_DEVICE int work_of(const RingSlot<kQBuffers>& slot) {
-    return kPostsPieces ? static_cast<int>(slot.parity) : slot.index;
+    return Base::kTwoPlaces ? static_cast<int>(slot.parity) : slot.index;
   }
   /// The descriptor before that.
   static FA_DEVICE int work_before(const RingSlot<kQBuffers>& slot) {
-    return kPostsPieces ? static_cast<int>(slot.parity ^ 1) : kQBuffers - 1 - slot.index;
+    return Base::kTwoPlaces ? static_cast<int>(slot.parity ^ 1) : kQBuffers - 1 - slot.index;
   }
   static constexpr int kFirstKeyWord = 11;  // of a work descriptor
 

@@ -93,7 +93,9 @@ struct RowStatistics {
 /// kShifts: there are shifts, whose difference to a large offset is no float. Rows are far earlier then.
 ///
 /// With kEntropy the rows' entropy is taken along: by the same formula, as that is of P relative to any offset.
-template <bool kShifts, bool kEntropy = false>
+///
+/// With kAlone what becomes of a row follows from its own scores: the others of a warp whose P is lost keep theirs.
+template <bool kShifts, bool kEntropy = false, bool kAlone = false>
 struct SummedSoftmax : RowStatistics, kernel::RowEntropy<1, kEntropy> {
   static constexpr float kSlack = 256.f;  // of a lane's sum of a KV tile's P
 
@@ -173,6 +175,20 @@ struct SummedSoftmax : RowStatistics, kernel::RowEntropy<1, kEntropy> {
     return ptx::vote_any(any);
   }
 
+  /// Of which rows the scores are made again where `lost` is true; without kAlone of all.
+  struct LostRows {
+    static constexpr bool kAll = !kAlone;
+    bool is[kAlone ? 2 : 1];
+  };
+  FA_DEVICE LostRows lost_rows([[maybe_unused]] float least_lost) const {
+    LostRows rows;
+    if constexpr (kAlone) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) rows.is[r] = quad_max(own[r]) >= least_lost || is_far(r);
+    }
+    return rows;
+  }
+
   /// Whether P, made under the row's offset, is of a key that the row sees, unless that P is negligible: of far rows P
   /// is infinite then. `score` is that of the key: a NaN is one of both.
   FA_DEVICE static bool is_seen(float p, float score) { return p > 0.f || (p != p && score != score); }
@@ -181,9 +197,9 @@ struct SummedSoftmax : RowStatistics, kernel::RowEntropy<1, kEntropy> {
   /// where that is greater than its reference. O has to be multiplied with `factor`.
   /// `each(i)` is called when elements 2i and 2i + 1 are done.
   template <int kCount, class Each>
-  FA_DEVICE void rebase(float (&s)[kCount], float scale_log2, const Each& each) {
+  FA_DEVICE void rebase(float (&s)[kCount], float scale_log2, [[maybe_unused]] const LostRows& lost, const Each& each) {
     FA_UNROLL
-    for (int r = 0; r < 2; ++r) take_reference(r, row_max(s, r), scale_log2);
+    for (int r = 0; r < 2; ++r) take_reference(r, row_max(s, r), scale_log2, lost);
     ptx::sync_warp();  // one thing after the other: fewer registers
     float score[2], subtracted[2];
     FA_UNROLL
@@ -199,7 +215,8 @@ struct SummedSoftmax : RowStatistics, kernel::RowEntropy<1, kEntropy> {
       FA_UNROLL
       for (int i = 4 * j; i < 4 * j + 4; ++i) {
         const float lower = ptx::fma(s[i] - score[i / 2 % 2], scale_log2, -subtracted[i / 2 % 2]);
-        s[i] = ptx::ex2(lower);
+        if constexpr (!kAlone) s[i] = ptx::ex2(lower);
+        if constexpr (kAlone) s[i] = lost.is[i / 2 % 2] ? ptx::ex2(lower) : s[i];
         if constexpr (kEntropy) own_weighted[i / 2 % 2] = ptx::fma(s[i], lower, own_weighted[i / 2 % 2]);
       }
       add_tile(s, j, total);
@@ -207,6 +224,7 @@ struct SummedSoftmax : RowStatistics, kernel::RowEntropy<1, kEntropy> {
     }
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
+      if constexpr (kAlone) total[r] = lost.is[r] ? total[r] : own[r];
       const float all = quad_sum(total[r]);
       own[r] = !is_far(r) ? total[r] : ptx::lane_index() % 4 == kSumLane ? all : 0.f;
     }
@@ -296,7 +314,7 @@ struct SummedSoftmax : RowStatistics, kernel::RowEntropy<1, kEntropy> {
 
   /// A row's reference becomes `best`, before the scale, if that is greater: a score where it is far, else an offset,
   /// behind the scale.
-  FA_DEVICE void take_reference(int r, float best, float scale_log2) {
+  FA_DEVICE void take_reference(int r, float best, float scale_log2, [[maybe_unused]] const LostRows& lost) {
     const bool was_far = is_far(r);
     const float score_before = ptx::shfl_quad(sum[r], kScoreLane);
     const float score = was_far ? score_before : 0.f;
@@ -305,7 +323,8 @@ struct SummedSoftmax : RowStatistics, kernel::RowEntropy<1, kEntropy> {
     const float sum_of_near = quad_sum(sum[r]);
     const bool first = (was_far ? sum_of_far : sum_of_near) == 0.f;
     const float scaled = ptx::multiply(best, scale_log2);  // as it is subtracted from itself
-    const bool moves = first ? best != -kInfinity : was_far ? best > score : scaled > subtracted;
+    bool moves = first ? best != -kInfinity : was_far ? best > score : scaled > subtracted;
+    if constexpr (kAlone) moves = moves && lost.is[r];
     const bool far = moves ? !fits(scaled) : was_far;
     const float next_score = !far ? 0.f : moves ? best : score;
     const float next_subtracted = far ? 0.f : moves ? scaled : subtracted;

@@ -52,6 +52,9 @@ struct WideTraits {
   static constexpr bool kRagged = kVarlen || kPaged;
   static constexpr bool kScheduled = kernel::kScheduled<Config>;
   static constexpr bool kPostsPieces = false;  // beside work descriptors
+  static constexpr bool kTwoPlaces = false, kFixedSplits = false, kShares = false;
+  static constexpr bool kLeavesSplits = Config::kSplit;
+  static constexpr int kSplitTiles = 1;
   // The two blocks of a cluster have neighbouring heads of the grid, which see the same keys: each copies half of them
   // for both.
   static constexpr bool kMulticast = kernel::kMulticast<Config>;

@@ -170,11 +170,13 @@ void choose_pages(Random& random, Configuration& c) {
   for (CaptureChoice& capture : c.captures) capture.requires_grad = false;
 }
 
-/// Dense calls of `batch` refuse some strides.
-void choose_invariance(Random& random, AttentionConfig& config) {
+/// Dense calls of `batch` refuse some strides, and so do rows by wgmma, with some pages and first keys.
+void choose_invariance(Random& random, Configuration& c, Where where) {
+  AttentionConfig& config = c.config;
   if (!random.percent(15) || config.accumulate) return;
   const bool ragged = config.varlen || config.page_size != 0;
   config.invariance = ragged && random.percent(40) ? Invariance::batch : Invariance::rows;
+  if (where == Where::cuda && (ragged || c.layouts != LayoutClass::aligned)) config.kernel = KernelOverride{"sm80", ""};
   if (!config.kernel) return;
   config.kernel->text.clear();
   if (config.kernel->kernel != "sm80") config.kernel.reset();
@@ -375,7 +377,7 @@ Configuration random_configuration(std::uint64_t seed, std::uint64_t number, Whe
   if (config.kernel && config.kernel->text == kExactMax && !has_plain_scores(c)) config.kernel->text.clear();
   if (random.percent(20)) choose_pages(random, c);
   config.accumulate = !config.sink && random.percent(12);
-  choose_invariance(random, config);
+  choose_invariance(random, c, where);
   choose_stored(random, config);
   choose_bytes(random, c, where);
   choose_statistics(Random(seed * 1000033 + number), c);

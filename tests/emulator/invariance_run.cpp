@@ -57,7 +57,10 @@ fa::test::AttentionOutputs run_chunks(const InvariantPath& path, const ChunkCall
   kernels.specs[Role::attention] = path.spec;
   kernels.names[Role::attention] = run.kernel;
   add_companions(problem, kernels);
-  const fa::plan::Choice choice{.pack_gqa = path.spec.pack_gqa, .shares_splits = path.spec.split};
+  const fa::plan::Choice choice{.pack_gqa = path.spec.pack_gqa,
+                                .dynamic = path.spec.dynamic(),
+                                .shares_splits = path.spec.split,
+                                .family = path.spec.family()};
   const fa::plan::CallFacts facts{run.scale, 3, false, args};
   fa::plan::CallPlan plan;
   plan_call(problem, choice, kernels.specs, tensors, facts, plan);

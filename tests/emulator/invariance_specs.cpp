@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "api/variants.hpp"
+#include "plan/sm90_forward.hpp"
 
 namespace emulator {
 namespace {
@@ -14,7 +15,17 @@ using fa::plan::KernelSpec;
 
 constexpr int kSplitKeys = 32;
 
-enum Flags : unsigned { kPacked = 1, kShares = 2, kPackGqa = 4, kUnaligned = 8, kQInRegisters = 16, kBounded = 32 };
+enum Flags : unsigned {
+  kPacked = 1,
+  kShares = 2,
+  kPackGqa = 4,
+  kUnaligned = 8,
+  kQInRegisters = 16,
+  kBounded = 32,
+  kTurns = 64,
+  kDynamic = 128,
+  kSkips = 256
+};
 
 struct Shape {
   const char* arithmetic;
@@ -47,6 +58,67 @@ constexpr Shape kShapes[] = {
     {"wide", "wide_dense", 32, 2, 1, 0, 0},
     {"wide", "wide_pages_of_8_shared", 16, 1, 1, 8, kPacked | kShares | kPackGqa},
 };
+
+struct HopperShape {
+  const char* arithmetic;
+  const char* name;
+  int tile_m, q_buffers, page_size;
+  unsigned flags;
+};
+
+constexpr HopperShape kHopperShapes[] = {
+    {"wgmma", "wgmma_dense", 128, 2, 0, kTurns},
+    {"wgmma", "wgmma_dense_small", 64, 1, 0, kPackGqa},
+    {"wgmma", "wgmma_dense_large", 192, 2, 0, kTurns | kSkips | kDynamic},
+    {"wgmma", "wgmma_dense_shared", 64, 1, 0, kShares | kPackGqa},
+    {"wgmma", "wgmma_dense_shared_by_two", 128, 1, 0, kShares | kTurns},
+    {"wgmma", "wgmma_packed", 128, 2, 0, kPacked | kTurns},
+    {"wgmma", "wgmma_packed_shared", 64, 1, 0, kPacked | kShares | kPackGqa},
+    {"wgmma", "wgmma_pages_of_8", 64, 2, 8, kPacked | kPackGqa},
+    {"wgmma", "wgmma_pages_of_16_shared", 64, 1, 16, kShares | kPackGqa},
+    {"wgmma", "wgmma_pages_of_24_shared", 64, 1, 24, kPacked | kShares},
+    {"wgmma", "wgmma_bounded_shared", 64, 1, 0, kPacked | kShares | kPackGqa | kBounded},
+    {"sink", "wgmma_sink", 128, 2, 0, kTurns},
+    {"sink", "wgmma_sink_shared", 64, 1, 8, kPacked | kShares | kPackGqa},
+    {"steep", "steep_dense", 128, 2, 0, kTurns},
+    {"steep", "steep_dense_shared", 64, 1, 0, kShares | kPackGqa},
+    {"steep", "steep_packed", 64, 2, 0, kPacked | kPackGqa},
+};
+
+InvariantPath to_path(const HopperShape& shape) {
+  InvariantPath path{shape.arithmetic, shape.name, {}, {}};
+  AttentionConfig& config = path.config;
+  config.causal = true;
+  config.head_dim = 16;
+  config.sink = path.arithmetic == "sink";
+  config.invariance = fa::Invariance::rows;
+  config.page_size = shape.page_size;
+  config.varlen = (shape.flags & kPacked) != 0;
+  KernelSpec& spec = path.spec;
+  auto& own = spec.own.emplace<fa::plan::Sm90Forward>();
+  spec.arch = {9, 0, 'a'};
+  spec.dtype = config.dtype;
+  spec.d_qk = spec.d_v = config.head_dim;
+  spec.causal = true;
+  spec.tile_m = shape.tile_m;
+  spec.tile_n = 16;
+  spec.stages = 2;
+  spec.page_size = shape.page_size;
+  spec.varlen = config.varlen;
+  spec.split = (shape.flags & kShares) != 0;
+  spec.pack_gqa = (shape.flags & kPackGqa) != 0;
+  spec.bounded = (shape.flags & kBounded) != 0;
+  spec.variants = fa::api::read_functions(config, false).variants;
+  own.q_buffers = shape.q_buffers;
+  own.take_turns = (shape.flags & kTurns) != 0;
+  own.dynamic = (shape.flags & kDynamic) != 0;
+  own.skips_hidden = (shape.flags & kSkips) != 0;
+  own.softmax_chunks = own.skips_hidden ? 2 : 1;
+  own.split_keys = kSplitKeys;
+  own.own_ends = fa::plan::sm90_forward_own_ends(spec);
+  spec.warps = fa::plan::sm90_forward_warps(spec);
+  return path;
+}
 
 InvariantPath to_path(const Shape& shape) {
   InvariantPath path{shape.arithmetic, shape.name, {}, {}};
@@ -96,6 +168,7 @@ const std::vector<InvariantPath>& invariant_paths() {
   static const std::vector<InvariantPath> paths = [] {
     std::vector<InvariantPath> result;
     for (const Shape& shape : kShapes) result.push_back(to_path(shape));
+    for (const HopperShape& shape : kHopperShapes) result.push_back(to_path(shape));
     return result;
   }();
   return paths;
@@ -103,8 +176,8 @@ const std::vector<InvariantPath>& invariant_paths() {
 
 const std::vector<InvarianceMutation>& invariance_mutations() {
   static const std::vector<InvarianceMutation> mutations{
-      {"folds_from_the_first_split", "common/fixed_splits.cuh", "for (int i = splits - 1; i >= 0; --i) {",
-       "for (int i = 0; i < splits; ++i) {", "packed_shared"},
+      {"folds_from_the_first_split", "common/fixed_splits.cuh", "const int64_t at = index(last - i);",
+       "const int64_t at = index(splits - 1 - (last - i));", "packed_shared"},
       {"folds_relative_to_the_last_split", "common/fixed_splits.cuh",
        "const SplitSum base = split.is_above(total) ? split : total;", "const SplitSum base = split;", "pages_of_4"},
       {"splits_start_at_the_first_visible_key", "sm80/sm80_forward.cuh",
@@ -121,6 +194,30 @@ const std::vector<InvarianceMutation>& invariance_mutations() {
        "ptx::atomic_add_acq_rel_global(f.params.next_tile + f.item() / f.params.sequences.wave, 1);",
        "ptx::atomic_add_acq_rel_global(f.params.next_tile + ptx::block_index() / f.params.sequences.wave, 1);",
        "bounded_shared"},
+      {"wgmma_counts_splits_from_the_last_key", "sm90/sm90_forward.cuh",
+       "const bool leaves = spans || (kFixedSplits && at.ahead.n % kSplitTiles == 0);",
+       "const bool leaves = spans || (kFixedSplits && (at.ahead.query.range.end - at.ahead.n) % kSplitTiles == 0);",
+       "wgmma_dense"},
+      {"wgmma_starts_splits_without_a_greatest_score", "sm90/sm90_forward.cuh", "take_softmax(at, q_buffer, leaves);",
+       "take_softmax(at, q_buffer, spans);", "wgmma_packed"},
+      {"wgmma_keeps_sums_of_the_tile_before", "sm90/sm90_fixed_splits.cuh",
+       "      for (int i = 2 * r; i < kCount; i += (i % 2 == 0 ? 1 : 3)) o[i] = kernel::folded_output(folded[i], "
+       "factor);\n"
+       "    }\n    begin(folded, warp_row, lane);",
+       "      for (int i = 2 * r; i < kCount; i += (i % 2 == 0 ? 1 : 3)) o[i] = kernel::folded_output(folded[i], "
+       "factor);\n"
+       "    }",
+       "wgmma_packed"},
+      {"wgmma_normalises_splits_twice", "sm90/sm90_fixed_splits.cuh", "Variant, kHeadDimV, false, kAhead>",
+       "Variant, kHeadDimV, true, kAhead>", "wgmma_packed_shared"},
+      {"wgmma_shares_keys_within_splits", "common/fixed_splits.cuh",
+       "range.begin = start_of_part(splits, shares, share) * kSplitTiles;",
+       "range.begin = start_of_part(splits, shares, share) * kSplitTiles + (share > 0 ? 1 : 0);", "wgmma_dense_shared"},
+      {"wgmma_counts_blocks_of_all_tiles", "sm90/sm90_fixed_splits.cuh",
+       "ptx::atomic_add_acq_rel_global(to.params.next_tile + tile_number(query), 1);",
+       "ptx::atomic_add_acq_rel_global(to.params.next_tile, 1);", "wgmma_packed_shared"},
+      {"wgmma_makes_scores_of_all_rows_again", "sm90/sm90_softmax.cuh",
+       "rows.is[r] = quad_max(own[r]) >= least_lost || is_far(r);", "rows.is[r] = true;", "steep_packed"},
   };
   return mutations;
 }

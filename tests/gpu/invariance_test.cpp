@@ -20,11 +20,23 @@ namespace {
 constexpr std::int64_t kHeadsQ = 8;
 constexpr std::int64_t kHeadsKv = 2;
 
+/// Whether pages may be of any size: on Hopper they are of multiples of 8 keys where rows are computed by wgmma.
+bool has_any_pages(AttentionConfig config) {
+  config.page_size = 7;
+  try {
+    Attention::create(config);
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
+}
+
 /// Configurations whose bits have to be the same: one text, in all layouts.
 std::vector<AttentionConfig> layouts_of(const AttentionConfig& base) {
   std::vector<AttentionConfig> layouts;
+  const bool any = has_any_pages(base);
   for (const bool varlen : {false, true}) {
-    for (const std::int64_t page_size : {0, 1, 7, 16, 64, 256}) {
+    for (const std::int64_t page_size : {0, any ? 1 : 8, any ? 7 : 24, 16, 64, 256}) {
       AttentionConfig config = base;
       config.varlen = varlen;
       config.page_size = page_size;
@@ -95,6 +107,7 @@ std::vector<Kind> kinds() {
   add("bf16_d96x72", DType::bf16, 96, 72, 100);
   add("bf16_d256", DType::bf16, 256, 256, 200);
   add("f32_d64", DType::f32, 64, 64, 200);
+  add("sink_d128x64", DType::bf16, 128, 64, 200).sink = true;
   AttentionConfig& window = add("window_sink_softcap", DType::bf16, 128, 128, 200);
   window.window_left = 700;
   window.sink = true;

@@ -68,6 +68,9 @@ constexpr Field kFields[] = {
         .as("kSplitBlocks", "of a cluster, which merge their splits")
         .open("Thread blocks of a cluster that share the keys of a query tile")
         .by_call(),
+    field<&Sm90Forward::split_keys>("split_keys")
+        .when_above_0()
+        .as("kSplitKeys", "whose softmax is formed alone: a fixed split size"),
     field<&Sm90Forward::evict_first>("evict_first")
         .when_set()
         .as("kEvictFirst", "from the L2 cache: K and V")
@@ -82,10 +85,11 @@ constexpr Field kFields[] = {
 };
 static_assert(is_complete<Sm90Forward>(kFields));
 
-/// The counter of dynamic kernels is cleared in front of them. Blocks that find their parts wait for those that start
-/// before them alone.
+/// The counters of dynamic kernels, and of blocks that share fixed splits, are cleared in front of them. Blocks that
+/// find their parts wait for those that start before them alone.
 bool starts_early(const KernelSpec& spec) {
-  return !spec.as<Sm90Forward>().dynamic;
+  const Sm90Forward& own = spec.as<Sm90Forward>();
+  return !own.dynamic && !(own.split_keys > 0 && spec.split);
 }
 
 /// The copy engine brings whole groups.
@@ -117,7 +121,7 @@ constexpr Kernel kKernel{
 constinit const ForwardFamily kSm90ForwardFamily{
     .family = Family::sm90,
     .kernel = &kKernel,
-    .bits_of = Facts::request,
+    .bits_of = Facts::row,
     // Blocks stay to the end, one a multiprocessor: more tiles than Hopper has of them would make some run twice as
     // long as others.
     .enough_blocks = kHopperMultiprocessors,

@@ -18,8 +18,9 @@ struct Sm90Forward {
   bool exact_max = false;       ///< P is relative to the exact maximum of a row's scores
   bool scheduled = false;       ///< over pages: thread blocks take their parts of a schedule
   bool own_parts = false;       ///< likewise, without a schedule: each block finds its part by itself
-  int split_blocks = 1;         ///< blocks of a cluster, which share the keys of a query tile and merge what they have
   bool evict_first = false;     ///< K and V are the first to leave the L2 cache
+  int split_blocks = 1;         ///< blocks of a cluster, which share the keys of a query tile and merge what they have
+  int split_keys = 0;           ///< fixed split size: the softmax of so many keys is formed alone; 0: none
 
   static const Kernel& kernel() noexcept;
   friend bool operator==(const Sm90Forward&, const Sm90Forward&) = default;

@@ -164,7 +164,7 @@ TEST_P(FactsOf, ARequestAloneDecidesKernelsOfInvariantBatches) {
     EXPECT_EQ(choice.slot(), choose(one, {}).slot());
     EXPECT_EQ(choice.splits, choose(one, {}).splits);
     many.aligned = false;
-    EXPECT_THROW(check_invariant(many), Error);
+    EXPECT_THROW(check_invariant(many, {}), Error);
   }
 }
 

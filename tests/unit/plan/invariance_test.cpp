@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <string>
 #include <type_traits>
@@ -9,6 +10,7 @@
 
 #include <fa/error.hpp>
 
+#include "plan/fixed_splits.hpp"
 #include "plan/planner.hpp"
 #include "plan/row_arithmetic.hpp"
 #include "plan/workspace.hpp"
@@ -29,6 +31,11 @@ Problem problem_of(const char* arch, DType dtype, int d_qk, int d_v, Invariance 
 
 /// What of a kernel decides bits of a row.
 std::string arithmetic_of(const KernelSpec& spec) {
+  if (spec.is<Sm90Forward>()) {
+    const auto& own = spec.as<Sm90Forward>();
+    return "wgmma " + std::to_string(spec.tile_n) + " " + std::to_string(own.split_keys) + " " +
+           std::to_string(static_cast<int>(own.exact_max));
+  }
   const auto& own = spec.as<Sm80Forward>();
   return std::to_string(spec.tile_n) + " " + std::to_string(spec.warps_n) + " " + std::to_string(own.split_keys) + " " +
          std::to_string(static_cast<int>(own.conditional_rescale)) + " " + std::to_string(own.loop_bodies);
@@ -50,6 +57,13 @@ void set_call(std::mt19937& random, Problem& problem) {
   problem.total_kv = problem.varlen && !problem.paged() ? problem.b * problem.s_kv : 0;
 }
 
+/// What calls have where rows are computed by wgmma: others are refused.
+void make_describable(Problem& problem) {
+  problem.aligned = problem.tensor_maps = true;
+  problem.page_size = problem.page_size / 8 * 8;
+  problem.total_kv = problem.varlen && !problem.paged() ? problem.b * problem.s_kv : 0;
+}
+
 TEST(InvariantPlans, OfRowsHaveOneArithmeticWhateverTheCall) {
   std::mt19937 random(1);
   for (const char* arch : {"sm_80", "sm_86", "sm_90a", "sm_120a"}) {
@@ -59,14 +73,18 @@ TEST(InvariantPlans, OfRowsHaveOneArithmeticWhateverTheCall) {
         for (int i = 0; i < 60; ++i) {
           Problem problem = problem_of(arch, dtype, d_qk, d_v, Invariance::rows);
           set_call(random, problem);
+          const bool wgmma = has_wgmma_rows(problem, problem);
+          if (wgmma) make_describable(problem);
           const ForwardPlan plan = plan_forward(problem, {});
-          ASSERT_TRUE(plan.kernel.is<Sm80Forward>());
+          ASSERT_EQ(plan.kernel.is<Sm90Forward>(), wgmma);
+          EXPECT_EQ(wgmma, arch == std::string("sm_90a") && dtype != DType::f32 && std::max(d_qk, d_v) <= 128);
           EXPECT_TRUE(plan.alternatives.empty());
           EXPECT_FALSE(plan.kernel.scheduled());
           const std::string found = arithmetic_of(plan.kernel);
           if (first.empty()) first = found;
           EXPECT_EQ(found, first) << canonical(plan.kernel);
-          EXPECT_EQ(plan.kernel.tile_n, row_arithmetic({dtype, d_qk, d_v}).tile_n);
+          EXPECT_EQ(plan.kernel.tile_n, row_arithmetic({dtype, d_qk, d_v, wgmma}).tile_n);
+          EXPECT_EQ(plan.kernel.split_keys(), row_arithmetic({dtype, d_qk, d_v, wgmma}).split_keys);
         }
       }
     }
@@ -79,7 +97,7 @@ TEST(InvariantPlans, OfABatchAreThoseOfARequestAlone) {
     for (int i = 0; i < 400; ++i) {
       Problem problem = problem_of(arch, DType::bf16, 128, 128, Invariance::batch);
       set_call(random, problem);
-      problem.aligned = problem.tensor_maps = true;
+      make_describable(problem);
       Problem alone = problem;
       alone.b = 1;
       if (problem.ragged()) {
@@ -95,27 +113,91 @@ TEST(InvariantPlans, OfABatchAreThoseOfARequestAlone) {
 
 TEST(InvariantPlans, RefuseTensorsThatWouldTakeAnotherKernel) {
   Problem problem = problem_of("sm_90a", DType::bf16, 128, 128, Invariance::batch);
-  EXPECT_NO_THROW(check_invariant(problem));
+  EXPECT_NO_THROW(check_invariant(problem, {}));
   problem.tensor_maps = false;
-  EXPECT_THROW(check_invariant(problem), Error);
+  EXPECT_THROW(check_invariant(problem, {}), Error);
   problem.invariance = Invariance::rows;
-  EXPECT_NO_THROW(check_invariant(problem));
-  problem.invariance = Invariance::batch;
-  problem.arch = parse_arch("sm_80");
-  EXPECT_NO_THROW(check_invariant(problem));
+  EXPECT_THROW(check_invariant(problem, {}), Error);
+  problem.d_qk = 256;  // by mma.sync
+  EXPECT_NO_THROW(check_invariant(problem, {}));
+  problem.d_qk = 128;
+  problem.tensor_maps = true;
+  EXPECT_NO_THROW(check_invariant(problem, {}));
   problem.aligned = false;
-  EXPECT_THROW(check_invariant(problem), Error);
+  EXPECT_THROW(check_invariant(problem, {}), Error);
+  problem.s_kv = 0;
+  EXPECT_NO_THROW(check_invariant(problem, {}));
+  problem.page_size = 7;
+  EXPECT_THROW(check_invariant(problem, {}), Error);
+  problem.dropout = true;
+  EXPECT_NO_THROW(check_invariant(problem, {}));
+  problem = problem_of("sm_90a", DType::bf16, 128, 128, Invariance::rows);
+  problem.varlen = true;
+  problem.total_q = problem.total_kv = (std::int64_t{1} << 30) + 1;
+  EXPECT_THROW(check_invariant(problem, {}), Error);
+  problem = problem_of("sm_90a", DType::bf16, 128, 128, Invariance::batch);
+  problem.tensor_maps = false;
+  problem.arch = parse_arch("sm_80");
+  EXPECT_NO_THROW(check_invariant(problem, {}));
+  problem.aligned = false;
+  EXPECT_THROW(check_invariant(problem, {}), Error);
+}
+
+/// A configuration that names the family has the bits of mma.sync in all calls, of any tensors and pages.
+TEST(InvariantPlans, AreOfMmaSyncWhereAnOverrideSaysSo) {
+  std::mt19937 random(3);
+  Fixed ampere;
+  ampere.family = Family::sm80;
+  std::string first;
+  for (int i = 0; i < 60; ++i) {
+    Problem problem = problem_of("sm_90a", DType::bf16, 128, 128, Invariance::rows);
+    set_call(random, problem);
+    EXPECT_NO_THROW(check_invariant(problem, ampere));
+    const KernelSpec spec = plan_forward(problem, ampere).kernel;
+    ASSERT_TRUE(spec.is<Sm80Forward>());
+    if (first.empty()) first = arithmetic_of(spec);
+    EXPECT_EQ(arithmetic_of(spec), first);
+    EXPECT_EQ(spec.tile_n, row_arithmetic({DType::bf16, 128, 128, false}).tile_n);
+  }
 }
 
 TEST(InvariantPlans, RefuseTheFamilyThatCannotServeThem) {
   Fixed hopper;
   hopper.family = Family::sm90;
-  EXPECT_THROW(check_forward_override(problem_of("sm_90a", DType::bf16, 64, 64, Invariance::rows), hopper), Error);
+  EXPECT_THROW(check_forward_override(problem_of("sm_90a", DType::bf16, 192, 128, Invariance::rows), hopper), Error);
+  EXPECT_NO_THROW(check_forward_override(problem_of("sm_90a", DType::bf16, 64, 64, Invariance::rows), hopper));
   EXPECT_NO_THROW(check_forward_override(problem_of("sm_90a", DType::bf16, 64, 64, Invariance::batch), hopper));
 }
 
+/// The keys of a tile are dealt out in splits, of few tiles to many blocks.
+TEST(InvariantPlans, ShareSplitsOfFewTiles) {
+  Problem problem = problem_of("sm_90a", DType::bf16, 64, 64, Invariance::rows);
+  problem.h_q = 32;
+  problem.h_kv = 8;
+  problem.s_kv = 8192;  // 18 splits
+  for (const auto& [b, sharing] : {std::pair{1, 18}, {8, 4}, {16, 2}, {64, 1}}) {
+    problem.b = b;
+    const KernelSpec spec = plan_forward(problem, {}).kernel;
+    EXPECT_TRUE(spec.split);
+    EXPECT_EQ(spec.tile_m, 64);
+    EXPECT_EQ(spec.min_blocks, 2);
+    EXPECT_EQ(fixed_splits(problem, spec).sharing, sharing) << b;
+  }
+  problem.b = 1;
+  problem.s_q = 256;
+  EXPECT_TRUE(plan_forward(problem, {}).kernel.split);
+  problem.s_q = 8192;
+  const KernelSpec prefill = plan_forward(problem, {}).kernel;
+  EXPECT_FALSE(prefill.split);
+  EXPECT_EQ(fixed_splits(problem, prefill).partial_o, 0);
+  problem.s_q = 16;
+  problem.b = 4096;
+  problem.s_kv = 131072;  // more partial results than any call may have
+  EXPECT_FALSE(plan_forward(problem, {}).kernel.split);
+}
+
 TEST(InvariantPlans, HaveRoomForEverySplit) {
-  Problem problem = problem_of("sm_90a", DType::bf16, 128, 128, Invariance::rows);
+  Problem problem = problem_of("sm_80", DType::bf16, 128, 128, Invariance::rows);
   problem.page_size = 16;
   problem.h_q = 32;
   problem.h_kv = 8;
