@@ -181,7 +181,7 @@ struct SummedSoftmax : RowStatistics, kernel::RowEntropy<1, kEntropy> {
     bool is[kAlone ? 2 : 1];
   };
   FA_DEVICE LostRows lost_rows([[maybe_unused]] float least_lost) const {
-    LostRows rows;
+    LostRows rows = {};
     if constexpr (kAlone) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) rows.is[r] = quad_max(own[r]) >= least_lost || is_far(r);
