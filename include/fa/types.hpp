@@ -37,7 +37,8 @@ constexpr const char* to_string(Invariance invariance) noexcept {
 /// 128 sm90 computes no gradients of more than plain attention, or of head dims up to 64.
 struct KernelOverride {
   /// A family, which is one way of using the tensor cores, or one of its kernels; empty: any.
-  ///   sm80  mma.sync + cp.async: Ampere and everything after it (sm80_forward, sm80_backward)
+  ///   sm80  mma.sync + cp.async: Ampere and everything after it (sm80_forward, sm80_backward); sm80_fp8: its forward
+  ///         of 8-bit floats, from compute capability 8.9 on
   ///   sm90  wgmma + the copy engine (TMA): Hopper, 16-bit elements; sm90_wide: its forward above head dim 256;
   ///         sm90_fp8: its forward of 8-bit floats
   std::string kernel = {};
@@ -53,6 +54,7 @@ struct KernelOverride {
   ///                  affine_reach (distance pruning under it),
   ///                  exact_max (P is relative to the exact maximum of a row's scores)
   ///   sm90_fp8_forward  q_buffers, value_columns, take_turns, ahead, single_level (docs/kernels/sm90_fp8_forward.md)
+  ///   sm80_fp8_forward  warps, q_in_registers, single_level
   std::string text = {};
 };
 

@@ -167,10 +167,15 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
     if (problem.dtype == DType::i8) call.forward_params.attention.row_bias = row_bias_params(tensors);
     call.add(Role::attention, grid.grid, &all, early);
   } else if (attention.stored()) {
-    call.stored_ = true;
     call.forward_params.stored.scales = scale_params(tensors);
-    static_cast<kernel::ForwardVariantParams&>(call.forward_params.stored) = params;
+    call.copied_ = &call.forward_params.stored;
+    *call.copied_ = params;
     call.add(Role::attention, grid.grid, &call.forward_params.stored, early);
+  } else if (problem.fp8()) {
+    call.forward_params.fp8.scales = fp8_scale_params(tensors);
+    call.copied_ = &call.forward_params.fp8;
+    *call.copied_ = params;
+    call.add(Role::attention, grid.grid, &call.forward_params.fp8, early);
   } else {
     call.add(Role::attention, grid.grid, &params, early);
   }
@@ -323,7 +328,7 @@ void CallPlan::bind_forward(const SectionAddresses& at) noexcept {
   if (workspace.has(Section::tile_lists)) {
     bind_lists(at_section<std::byte>(at, Section::tile_lists), classes_, params.variant, forward_params.lists);
   }
-  if (stored_) static_cast<kernel::ForwardVariantParams&>(forward_params.stored) = params;
+  if (copied_ != nullptr) *copied_ = params;
 }
 
 void CallPlan::bind_backward(const SectionAddresses& at) noexcept {

@@ -7,6 +7,7 @@
 #include <span>
 
 #include <common/append_params.cuh>
+#include <common/fp8_params.cuh>
 #include <common/merge_states_params.cuh>
 #include <common/place_params.cuh>
 #include <common/top_keys_params.cuh>
@@ -112,6 +113,7 @@ class CallPlan {
     kernel::ForwardStoredParams sums;  ///< of the pass for column sums
     kernel::TopKeysParams top_keys;
     kernel::ForwardStoredParams stored;  ///< in the place of the first, where K or V is stored in 8 bits
+    kernel::ForwardFp8Params fp8;        ///< likewise, of 8-bit floats without maps
     Sm90ForwardMaps maps;
   };
   struct BackwardParams {
@@ -185,8 +187,8 @@ class CallPlan {
 
   bool backward_ = false;
   bool mapped_ = false;
-  bool stored_ = false;
-  bool statistics_ = false;  ///< with gradients of statistics
+  kernel::ForwardVariantParams* copied_ = nullptr;  ///< what is launched in the place of the first
+  bool statistics_ = false;                         ///< with gradients of statistics
   std::size_t count_ = 0;
   std::array<Step, kRoles> steps_;
   std::size_t classes_;  ///< bytes in front of the scratch of kernels that write lists

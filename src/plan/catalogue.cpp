@@ -9,6 +9,7 @@
 
 #include "plan/sm80_backward.hpp"
 #include "plan/sm80_forward.hpp"
+#include "plan/sm80_fp8_forward.hpp"
 #include "plan/sm90_backward.hpp"
 #include "plan/sm90_forward.hpp"
 #include "plan/sm90_fp8_forward.hpp"
@@ -78,7 +79,8 @@ std::string refusal(const KernelSpec& spec) {
 
 std::span<const ForwardFamily* const> forward_families() noexcept {
   static constexpr const ForwardFamily* kPreferred[] = {&kSm90ForwardFamily, &kSm90WideForwardFamily,
-                                                        &kSm90Fp8ForwardFamily, &kSm80ForwardFamily};
+                                                        &kSm90Fp8ForwardFamily, &kSm80Fp8ForwardFamily,
+                                                        &kSm80ForwardFamily};
   return kPreferred;
 }
 

@@ -8,7 +8,7 @@
 namespace fa::plan {
 
 const char* to_string(Family family) noexcept {
-  constexpr const char* kNames[] = {"automatic", "sm80", "sm90", "sm90_wide", "sm90_fp8"};
+  constexpr const char* kNames[] = {"automatic", "sm80", "sm90", "sm90_wide", "sm90_fp8", "sm80_fp8"};
   return kNames[static_cast<std::size_t>(family)];
 }
 

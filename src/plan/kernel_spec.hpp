@@ -18,6 +18,7 @@
 #include "plan/kernels/quantize.hpp"
 #include "plan/kernels/sm80_backward.hpp"
 #include "plan/kernels/sm80_forward.hpp"
+#include "plan/kernels/sm80_fp8_forward.hpp"
 #include "plan/kernels/sm90_backward.hpp"
 #include "plan/kernels/sm90_forward.hpp"
 #include "plan/kernels/sm90_fp8_forward.hpp"
@@ -34,14 +35,16 @@ enum class Family : std::uint8_t {
   sm90,       ///< wgmma + the copy engine (TMA): Hopper, 16-bit elements
   sm90_wide,  ///< the same for a forward of head dims above 256: warpgroups share query rows
   sm90_fp8,   ///< the same for a forward of 8-bit floats
+  sm80_fp8,   ///< and by mma.sync + cp.async, from compute capability 8.9 on
 };
 
 /// "sm90".
 const char* to_string(Family family) noexcept;
 
-/// Of the families that kernels may be of, from 0.
+/// Of the families that kernels may be of, from 0. No dtype has kernels of both sm80 and sm80_fp8, which share a
+/// number.
 constexpr int index_of(Family family) noexcept {
-  return static_cast<int>(family) - static_cast<int>(Family::sm80);
+  return family == Family::sm80_fp8 ? 0 : static_cast<int>(family) - static_cast<int>(Family::sm80);
 }
 inline constexpr int kFamilies = index_of(Family::sm90_fp8) + 1;
 
@@ -111,11 +114,11 @@ struct Kernel;
 /// number of multiprocessors.
 struct KernelSpec : SpecHead {
   /// Which kernel it is, and what only that one has.
-  using Own =
-      std::variant<Sm80Forward, Sm90Forward, ForwardCombine, Sm80Backward, Sm80BackwardDq, Sm90Backward,
-                   Sm90BackwardPair, BackwardPreprocess, BackwardConvert, BackwardReduce, BackwardSink, ClearPadding,
-                   RowNorms, Schedule, MaskRows, MaskKeys, Append, MergeStates, AppendStored, Sm90WideForward,
-                   Sm90Fp8Forward, ColumnSumsPass, ScanResults, Probabilities, Quantize, TopKeys, StatisticRows>;
+  using Own = std::variant<Sm80Forward, Sm90Forward, ForwardCombine, Sm80Backward, Sm80BackwardDq, Sm90Backward,
+                           Sm90BackwardPair, BackwardPreprocess, BackwardConvert, BackwardReduce, BackwardSink,
+                           ClearPadding, RowNorms, Schedule, MaskRows, MaskKeys, Append, MergeStates, AppendStored,
+                           Sm90WideForward, Sm90Fp8Forward, ColumnSumsPass, ScanResults, Probabilities, Quantize,
+                           TopKeys, StatisticRows, Sm80Fp8Forward>;
   Own own;
 
   template <class Which>

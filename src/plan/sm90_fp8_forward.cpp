@@ -12,6 +12,7 @@
 
 #include "plan/catalogue.hpp"
 #include "plan/fixed.hpp"
+#include "plan/sm80_fp8_forward.hpp"
 #include "plan/tensor_map.hpp"
 #include "support/text.hpp"
 
@@ -199,7 +200,8 @@ const char* sm90_fp8_forward_obstacle(const Problem& problem) noexcept {
 
 void check_fp8(const Problem& problem, const Choice& choice) {
   if (forward_family(choice.family).of_bytes) return;
-  const char* const misfit = sm90_fp8_forward_misfit(problem);
+  const bool of_hopper = problem.arch.sm() == 90 || problem.dtype == DType::i8 || problem.precise;
+  const char* const misfit = of_hopper ? sm90_fp8_forward_misfit(problem) : sm80_fp8_forward_misfit(problem);
   if (misfit != nullptr) support::throw_unsupported("dtype", to_string(problem.dtype), misfit);
   if (window_within_a_page(problem)) {
     support::throw_unsupported(
@@ -207,7 +209,7 @@ void check_fp8(const Problem& problem, const Choice& choice) {
         fmt::format("{} or more with dtype {} over {}", box_keys(problem), to_string(problem.dtype),
                     problem.contiguous() ? "a contiguous cache" : "pages"));
   }
-  const char* const obstacle = sm90_fp8_forward_obstacle(problem);
+  const char* const obstacle = of_hopper ? sm90_fp8_forward_obstacle(problem) : sm80_fp8_forward_obstacle(problem);
   if (obstacle != nullptr) {
     support::throw_invalid("q, k, v or o", obstacle,
                            fmt::format("rows and strides that the copy engine can describe with dtype {}: multiples of "

@@ -11,6 +11,7 @@
 #include <common/append_params.cuh>
 #include <common/backward_params.cuh>
 #include <common/forward_params.cuh>
+#include <common/fp8_params.cuh>
 #include <common/merge_states_params.cuh>
 #include <common/padding_params.cuh>
 #include <common/place_params.cuh>
@@ -41,6 +42,7 @@ using kernel::BackwardParams;
 using kernel::BackwardStatisticsParams;
 using kernel::BackwardVariantParams;
 using kernel::CaptureParams;
+using kernel::ForwardFp8Params;
 using kernel::ForwardParams;
 using kernel::ForwardStoredParams;
 using kernel::ForwardVariantParams;
@@ -239,13 +241,21 @@ std::string sink_layout() {
   return backward_layout() + variant_layout("BackwardVariantParams", sizeof(BackwardVariantParams));
 }
 
-std::string fp8_layout() {
+std::string fp8_scales() {
   LayoutAsserts scales("Fp8ScaleParams", sizeof(Fp8ScaleParams));
   scales.field("stride_q_b", offsetof(Fp8ScaleParams, stride_q_b));
   scales.field("stride_v_h", offsetof(Fp8ScaleParams, stride_v_h));
   scales.field("stride_v_s", offsetof(Fp8ScaleParams, stride_v_s));
+  return scales.text();
+}
+
+std::string fp8_layout() {
   return sm90_forward_layout() + variant_layout("Sm90ForwardVariantParams", sizeof(Sm90ForwardVariantParams)) +
-         scales.text() + LayoutAsserts("Sm90Fp8Params", sizeof(Sm90Fp8Params)).text();
+         fp8_scales() + LayoutAsserts("Sm90Fp8Params", sizeof(Sm90Fp8Params)).text();
+}
+
+std::string forward_fp8_layout() {
+  return row_norms_layout() + fp8_scales() + LayoutAsserts("ForwardFp8Params", sizeof(ForwardFp8Params)).text();
 }
 
 /// Besides, of q and k in i8.
@@ -287,6 +297,7 @@ constexpr Layout kLayouts[] = {
     {"ForwardParams", forward_layout},
     {"Sm90ForwardParams", sm90_forward_layout},
     {"Sm90Fp8Params", fp8_layout},
+    {"ForwardFp8Params", forward_fp8_layout},
     {"BackwardParams", backward_layout},
     {"Sm90BackwardParams", sm90_backward_layout},
     {"PaddingParams", padding_layout},
@@ -306,6 +317,7 @@ constexpr Layout kLayouts[] = {
 /// Besides, of what they are launched with where a spec has variants.
 constexpr Layout kVariantLayouts[] = {
     {"Sm90Fp8Params", [] { return std::string(); }},
+    {"ForwardFp8Params", [] { return std::string(); }},
     {"Sm90Int8Params", int8_layout},
     {"ProbabilitiesParams", [] { return std::string(); }},
     {"ForwardStoredParams", stored_layout},

@@ -17,8 +17,8 @@ using Fragment = float[kMTiles][kNTiles][4];
 /// The running statistics of the rows that a thread shares with the other three lanes of its quad (Milakov and
 /// Gimelshein, "Online normalizer calculation for softmax", 2018; base 2 as in FlashAttention-2). The maximum is kept
 /// in units of the raw score, and the sum stays split over the quad until `finish`. With kEntropy the rows' entropy is
-/// taken along (row_entropy.cuh).
-template <int kMTiles, bool kEntropy = false>
+/// taken along (row_entropy.cuh). P, and with it the sum, are 2^kLogFactor times what they are elsewhere.
+template <int kMTiles, bool kEntropy = false, int kLogFactor = 0>
 struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
   float max[kMTiles][2];
   float sum[kMTiles][2];
@@ -107,7 +107,7 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
     const float score = is_far(before) ? from : 0.f;
     const float next_score = is_far(next) ? to : 0.f;
     return ptx::ex2(
-        ptx::fma(score - next_score, scale_log2, (is_far(before) ? 0.f : before) - (is_far(next) ? 0.f : next)));
+        ptx::fma(score - next_score, scale_log2, (is_far(before) ? kFar : before) - (is_far(next) ? kFar : next)));
   }
 
   /// The natural log-sum-exp of the scaled scores; -inf for a row without keys.
@@ -115,14 +115,21 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
   FA_DEVICE Sum log_sum(int m, int r, float scale_log2) const {
     if (sum[m][r] == 0.f) return Sum::of_no_keys();
     const float subtracted = offset(max[m][r], scale_log2);
-    if (is_far(subtracted)) return Sum::of(max[m][r], scale_log2 * kLn2, sum[m][r]);
+    if (is_far(subtracted)) {
+      constexpr float kUnshift = 1.f / static_cast<float>(1 << kLogFactor);
+      return Sum::of(max[m][r], scale_log2 * kLn2, kUnshift * sum[m][r]);
+    }
     return Sum::of(subtracted, kLn2, sum[m][r]);
   }
 
  private:
+  static constexpr float kFar = kLogFactor == 0 ? 0.f : -static_cast<float>(kLogFactor);  // offset of far rows
+
   /// A row without keys so far subtracts 0 instead of -inf, so that exp2(-inf) = 0 and never inf - inf.
   static FA_DEVICE float offset(float row_max, float scale_log2) {
-    return row_max == -kInfinity ? 0.f : ptx::multiply(row_max, scale_log2);
+    if (row_max == -kInfinity) return 0.f;
+    if constexpr (kLogFactor != 0) return ptx::fma(row_max, scale_log2, kFar);
+    return ptx::multiply(row_max, scale_log2);
   }
 
   /// Whether no float is near enough to a row's scaled maximum.
@@ -183,7 +190,7 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
     }
   }
 
-  /// In far rows the maximum is subtracted before the scale, and nothing behind it.
+  /// In far rows the maximum is subtracted before the scale, and nothing of it behind.
   template <int kNTiles>
   static FA_DEVICE void subtract_far(Fragment<kMTiles, kNTiles>& s, const float (&new_max)[kMTiles][2],
                                      float (&subtracted)[kMTiles][2]) {
@@ -197,7 +204,7 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
           FA_UNROLL
           for (int e = 2 * r; e < 2 * r + 2; ++e) s[m][n][e] -= before_scale;
         }
-        if (is_far(subtracted[m][r])) subtracted[m][r] = 0.f;
+        if (is_far(subtracted[m][r])) subtracted[m][r] = kFar;
       }
     }
   }
@@ -226,7 +233,7 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
         const float score = is_far(before) ? max[m][r] : 0.f;
         const float next_score = is_far(next) ? new_max[m][r] : 0.f;
         shrink[m][r] = ptx::ex2(
-            ptx::fma(score - next_score, scale_log2, (is_far(before) ? 0.f : before) - (is_far(next) ? 0.f : next)));
+            ptx::fma(score - next_score, scale_log2, (is_far(before) ? kFar : before) - (is_far(next) ? kFar : next)));
       }
     }
   }

@@ -17,14 +17,12 @@ using uint8_t = unsigned char;
 /// Two bytes of a register, the first of which becomes the lower half of a pair.
 enum class Bytes { first, last, even, odd };  // 0 and 1, 2 and 3, 0 and 2, 1 and 3
 
+template <class T>
+FA_DEVICE constexpr bool is_half(T) {
+  return false;
+}
 FA_DEVICE constexpr bool is_half(f16) {
   return true;
-}
-FA_DEVICE constexpr bool is_half(bf16) {
-  return false;
-}
-FA_DEVICE constexpr bool is_half(float) {
-  return false;
 }
 
 /// OCP E4M3. The codes 0x7f and 0xff, which are NaNs there, are read as 480 and -480.

@@ -81,8 +81,8 @@ struct Forward : ForwardScores<Config> {
   using ValueProduct = typename Base::ValueProduct;
   using Base::Base;
   using Base::kTileM, Base::kTileN, Base::kHeadDimQk, Base::kHeadDimV, Base::kStages, Base::kEarlyV, Base::kSplitWarps,
-      Base::kWarpKeys, Base::kMTiles, Base::kGroups, Base::kPairs, Base::kNTiles, Base::kOTiles, Base::kOutTiles,
-      Base::kVarlen, Base::kDropout, Base::kPaged, Base::kOwnParts, Base::kPieces, Base::kStoredKeys,
+      Base::kWarpKeys, Base::kBytes, Base::kMTiles, Base::kGroups, Base::kPairs, Base::kNTiles, Base::kOTiles,
+      Base::kOutTiles, Base::kVarlen, Base::kDropout, Base::kPaged, Base::kOwnParts, Base::kPieces, Base::kStoredKeys,
       Base::kStoredValues, Base::kHalfKeys, Base::kHalfValues, Base::kHalfQueries, Base::kOwnKeys, Base::kLatentRows,
       Base::kU4Keys, Base::kU4Values, Base::kSplitKeys, Base::kFixedSplits, Base::kShares, Base::kTwoSided,
       Base::kLists, Base::kKeepsFirst, Base::kQBytes, Base::params, Base::index, Base::piece, Base::tile, Base::lengths,
@@ -157,6 +157,7 @@ struct Forward : ForwardScores<Config> {
   /// What all KV tiles ask for.
   FA_DEVICE void read_what_stays() {
     read_fixed();
+    if constexpr (kBytes) this->row_scales.read(*this);
     if constexpr (kPaged) {
       table_row = table_row_of(params.paged, tile.batch);
       first_read = keys_begin<Variant>(params, lengths, rows.position(block_row));
@@ -344,6 +345,7 @@ struct Forward : ForwardScores<Config> {
       scores_of_8_keys<T, KTile, kHeadDimQk>(s, keys, lane, load_a);
     } else {
       Gemm::template scores<KTile, kHeadDimQk>(s, keys, lane, load_a);
+      if constexpr (kBytes) this->scale_bytes(s, stage);
     }
 
     if constexpr (kPairs) {
@@ -390,7 +392,9 @@ struct Forward : ForwardScores<Config> {
       softmax.template update<Config::kConditionalRescale, kNTiles, kOTiles>(s, o, softmax_scale_log2());
       if constexpr (kDropout) drop(s, kv_tile(n_block) * kTileN + half * kWarpKeys);
       const uint32_t values = v_shared(stage) + VTile::offset(half * kWarpKeys, 0);
-      if constexpr (kU4Values) {
+      if constexpr (kBytes) {
+        this->template add_bytes<kOTiles>(o, s, values, stage);
+      } else if constexpr (kU4Values) {
         const StoredScales<Forward> scales{*this};
         U4Values<T, VElement>::template accumulate<VTile, kHeadDimV, scales.kPitch>(o, s, values, scales.own_v(stage),
                                                                                     lane);
@@ -416,7 +420,7 @@ struct Forward : ForwardScores<Config> {
     }
     if constexpr (Variant::kScore) {
       apply_score(s, kv_tile(n_block));
-    } else if constexpr (!Config::kPositiveScale) {
+    } else if constexpr (!Config::kPositiveScale && !kBytes) {
       scale_scores(s);
     }
     hide<kMaybeMasked>(range, n_block, s);
@@ -444,9 +448,9 @@ struct Forward : ForwardScores<Config> {
 };
 
 template <class Config>
-FA_DEVICE void forward(const kernel::StoredForwardParamsOf<Config>& params) {
+FA_DEVICE void forward(const ForwardLaunch<Config>& params) {
   if constexpr (kernel::kOwnParts<Config>) {
-    using Own = kernel::OwnParts<Config, kernel::StoredForwardParamsOf<Config>>;
+    using Own = kernel::OwnParts<Config, ForwardLaunch<Config>>;
     const Own own(params);
     // From the last piece, which another part may wait for, to the first, which may have to wait: else parts would
     // wait for each other in a chain.

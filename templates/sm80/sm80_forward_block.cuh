@@ -40,7 +40,7 @@ struct ForwardBlock : ForwardTraits<Config> {
   using Base::kTileM, Base::kTileN, Base::kHeadDimV, Base::kStages, Base::kSplitWarps, Base::kWarpsN, Base::kWarpRows,
       Base::kWarpKeys, Base::kMTiles, Base::kGroups, Base::kOutColumns, Base::kWarpColumns, Base::kUnevenColumns,
       Base::kVarlen, Base::kPageSize, Base::kPaged, Base::kContiguous, Base::kScheduled, Base::kBounded,
-      Base::kStoredKeys, Base::kStoredValues, Base::kShares, Base::kTwoSided, Base::kLists, Base::kValueInKey,
+      Base::kScalesOfKeys, Base::kScalesOfValues, Base::kShares, Base::kTwoSided, Base::kLists, Base::kValueInKey,
       Base::kWarpQBytes, Base::kQBytes, Base::kTileBytes;
 
   const Params& params;
@@ -60,14 +60,8 @@ struct ForwardBlock : ForwardTraits<Config> {
   const int block_row = tile.m_block * kTileM;                  // first packed row of the block
   const int warp_row = block_row + warp / kWarpsN * kWarpRows;  // and of this warp
   const int row_count = Config::kPackGqa ? lengths.s_q * params.group : lengths.s_q;
-  const KElement* const k_thread =
-      KCopy::thread_pointer(static_cast<const KElement*>(params.k) + first_key(params.stride_k_b, params.stride_k_s) +
-                                rows.kv_head() * params.stride_k_h,
-                            params.stride_k_s, thread);  // into [s_kv, d_qk]; not of pages
-  const VElement* const v_thread =
-      VCopy::thread_pointer(static_cast<const VElement*>(params.v) + first_key(params.stride_v_b, params.stride_v_s) +
-                                rows.kv_head() * params.stride_v_h,
-                            params.stride_v_s, thread);  // into [s_kv, d_v]; likewise
+  const KElement* const k_thread = k_pointer(thread);  // into [s_kv, d_qk]; not of pages
+  const VElement* const v_thread = v_pointer(thread);  // into [s_kv, d_v]; likewise
   const uint32_t shared = ptx::dynamic_shared();
   const uint32_t q_shared = shared + warp / kWarpsN * kWarpQBytes;  // this warp's rows of Q, later of O
 
@@ -75,6 +69,8 @@ struct ForwardBlock : ForwardTraits<Config> {
   static constexpr int kFixedTiles = Config::kPackGqa ? kMTiles : 1;
   static constexpr int kFixedHalves = Config::kPackGqa ? 2 : 1;
   Fixed<Variant> fixed[kFixedTiles][kFixedHalves];
+  struct NoScales {};
+  typename Either<RowScales<kMTiles>, NoScales, Base::kBytes>::type row_scales;
 
   // Over pages.
   int table_row = 0;   // the request's row of the block table, or of a contiguous cache
@@ -146,6 +142,26 @@ struct ForwardBlock : ForwardTraits<Config> {
     }
   }
 
+  /// Where a thread starts copying the keys of a batch entry.
+  FA_DEVICE const KElement* k_pointer(int of) const {
+    return KCopy::thread_pointer(static_cast<const KElement*>(params.k) +
+                                     first_key(params.stride_k_b, params.stride_k_s) +
+                                     rows.kv_head() * params.stride_k_h,
+                                 params.stride_k_s, of);
+  }
+  FA_DEVICE const VElement* v_pointer(int of) const {
+    return VCopy::thread_pointer(static_cast<const VElement*>(params.v) +
+                                     first_key(params.stride_v_b, params.stride_v_s) +
+                                     rows.kv_head() * params.stride_v_h,
+                                 params.stride_v_s, of);
+  }
+  /// The same in the main loop. Of 8-bit floats no register is left to keep it in.
+  template <class Pointer>
+  FA_DEVICE Pointer derived(Pointer kept, Pointer (ForwardBlock::*pointer)(int) const) const {
+    if constexpr (Base::kBytes) return (this->*pointer)(ptx::thread_index());
+    return kept;
+  }
+
   FA_DEVICE uint32_t k_shared(int stage) const { return shared + kQBytes + stage * KTile::kBytes; }
   FA_DEVICE uint32_t v_shared(int stage) const {
     if constexpr (kValueInKey) return k_shared(stage);
@@ -185,10 +201,10 @@ struct ForwardBlock : ForwardTraits<Config> {
       KCopy::template paged<kPageSize>(k_shared(stage), pool<KCopy, KElement>(params.k, params.stride_k_h),
                                        params.stride_k_b, params.stride_k_s, first, paged_keys(), thread);
     } else {
-      KCopy::strided(k_shared(stage), k_thread + first * params.stride_k_s, params.stride_k_s, lengths.s_kv - first,
-                     thread);
+      KCopy::strided(k_shared(stage), derived(k_thread, &ForwardBlock::k_pointer) + first * params.stride_k_s,
+                     params.stride_k_s, lengths.s_kv - first, thread);
     }
-    if constexpr (kStoredKeys) {
+    if constexpr (kScalesOfKeys) {
       StoredScales<ForwardBlock>{*this}.load_k(stage, first);
     }
   }
@@ -203,10 +219,10 @@ struct ForwardBlock : ForwardTraits<Config> {
       VCopy::template paged<kPageSize>(v_shared(stage), pool<VCopy, VElement>(params.v, params.stride_v_h),
                                        params.stride_v_b, params.stride_v_s, first, paged_keys(), thread);
     } else {
-      VCopy::strided(v_shared(stage), v_thread + first * params.stride_v_s, params.stride_v_s, lengths.s_kv - first,
-                     thread);
+      VCopy::strided(v_shared(stage), derived(v_thread, &ForwardBlock::v_pointer) + first * params.stride_v_s,
+                     params.stride_v_s, lengths.s_kv - first, thread);
     }
-    if constexpr (kStoredValues) {
+    if constexpr (kScalesOfValues) {
       StoredScales<ForwardBlock>{*this}.load_v(stage, first);
     }
   }

@@ -15,6 +15,7 @@
 #include <ptx/memory.cuh>
 #include <ptx/thread.cuh>
 #include <sm80/sm80_forward_statistics.cuh>
+#include <sm80/sm80_fp8.cuh>
 
 namespace fa::sm80 {
 
@@ -25,7 +26,7 @@ using namespace kernel;
 template <class Forward>
 struct ForwardEpilogue {
   using Config = typename Forward::Settings;
-  using T = typename Forward::T;
+  using T = typename Forward::Output;
   using Variant = typename Forward::Variant;
   using OWarpTile = typename Forward::OWarpTile;
   using Softmax = typename Forward::Softmax;
@@ -41,6 +42,7 @@ struct ForwardEpilogue {
   static constexpr bool kDropout = Forward::kDropout;
   static constexpr bool kAccumulate = Forward::kAccumulate;
   static constexpr bool kPieces = Forward::kPieces;
+  static constexpr bool kBytes = Forward::kBytes;
 
   const Forward& f;
 
@@ -57,6 +59,8 @@ struct ForwardEpilogue {
   /// What O is multiplied with.
   FA_DEVICE float normaliser(const Softmax& softmax, int m, int r) const {
     if constexpr (kDropout) return softmax.inverse_sum(m, r) * f.params.dropout.inverse_keep;
+    // Of a row without keys O is 0, whatever stands as the scale of a V without any.
+    if constexpr (kBytes) return softmax.sum[m][r] == 0.f ? 0.f : softmax.inverse_sum(m, r) * f.row_scales.value(f);
     return softmax.inverse_sum(m, r);
   }
 
@@ -67,8 +71,8 @@ struct ForwardEpilogue {
       read_states(states);
       if constexpr (kShared) f.meet();  // the state's log-sum-exp is read, in whose place the result goes
     }
-    [[maybe_unused]] float greatest = -kInfinity;  // of the scores of the warp's rows
-    if constexpr (!kShared) ptx::sync_warp();      // every lane has read this warp's Q, whose place O takes
+    [[maybe_unused]] float greatest = -kInfinity;         // of the scores of the warp's rows
+    if constexpr (!kShared && !kBytes) ptx::sync_warp();  // every lane has read this warp's Q, whose place O takes
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
@@ -89,7 +93,9 @@ struct ForwardEpilogue {
           inverse *= joined.keys;
           state = joined.state;
         }
-        if (kAccumulate && counts(state)) {
+        if constexpr (kBytes) {
+          if (f.fragment_row(m, r) < f.row_count) store_row(o_row(f.fragment_row(m, r)), o, m, r, inverse);
+        } else if (kAccumulate && counts(state)) {
           stage_row<true>(o, m, r, inverse, state);
         } else {
           stage_row<false>(o, m, r, inverse, state);
@@ -110,10 +116,21 @@ struct ForwardEpilogue {
     }
     if constexpr (kShared) {
       f.meet();  // the rows of O of warps that share them are complete in shared memory
-    } else {
+    } else if constexpr (!kBytes) {
       ptx::sync_warp();  // the warp's rows of O are complete in shared memory
     }
-    store_rows();
+    if constexpr (!kBytes) store_rows();
+  }
+
+  /// A row of O of 8-bit floats, times a factor, as it stands in registers (ByteValues).
+  template <class Output>
+  FA_DEVICE void store_row(Output* target, const Fragment<kMTiles, kOTiles>& o, int m, int r, float factor) const {
+    FA_UNROLL
+    for (int n = 0; n < kOTiles; n += 2) {
+      const float(&even)[4] = o[m][n], (&odd)[4] = o[m][n + 1];
+      store_columns(target + 8 * n + 4 * (f.lane % 4),
+                    {even[2 * r] * factor, odd[2 * r] * factor, even[2 * r + 1] * factor, odd[2 * r + 1] * factor});
+    }
   }
 
   FA_DEVICE float* lse_row(int row) const {
@@ -269,9 +286,10 @@ struct ForwardEpilogue {
         if (row >= f.row_count) continue;
         const float inverse = normaliser(softmax, m, r);
         const int64_t to = partial_row(row);
+        if constexpr (kBytes) store_row(f.params.partial_o + to * kHeadDimV, o, m, r, inverse);
         FA_UNROLL
         for (int n = 0; n < kOTiles; ++n) {
-          if (!f.owns(n)) continue;
+          if (kBytes || !f.owns(n)) continue;
           float* target = f.params.partial_o + to * kHeadDimV + f.first_o_column() + 8 * n + 2 * (f.lane % 4);
           ptx::st_global(target, o[m][n][2 * r] * inverse);
           ptx::st_global(target + 1, o[m][n][2 * r + 1] * inverse);

@@ -12,6 +12,8 @@
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
 #include <sm80/sm80_forward_block.cuh>
+#include <sm80/sm80_fp8.cuh>
+#include <sm80/sm80_stored.cuh>
 
 namespace fa::sm80 {
 
@@ -66,6 +68,26 @@ struct ForwardScores : ForwardBlock<Config> {
         for (int r = 0; r < kFixedHalves; ++r) fixed[m][r].read(params.variant, place(m, r, 0));
       }
     }
+  }
+
+  /// Of 8-bit floats, S of their codes: times their scales.
+  FA_DEVICE void scale_bytes(Fragment<kMTiles, kNTiles>& s, int stage) const {
+    this->row_scales.multiply(s);
+    if constexpr (Base::kScalesOfKeys) {
+      StoredScales<ForwardScores>{*this}.multiply_k(s, stage);
+    }
+  }
+
+  /// Likewise O += P V, which takes scales of keys along.
+  template <int kOTiles>
+  FA_DEVICE void add_bytes(Fragment<kMTiles, kOTiles>& o, Fragment<kMTiles, kNTiles>& p, uint32_t values,
+                           [[maybe_unused]] int stage) const {
+    float factor = 1.f;
+    if constexpr (Base::kScalesOfValues) {
+      factor = StoredScales<ForwardScores>{*this}.multiply_relative_v(p, stage);
+    }
+    ByteValues<typename Base::VElement, Base::kSingleLevel>::template accumulate<typename Base::VTile, 8 * kOTiles>(
+        o, p, values, lane, factor);
   }
 
   FA_DEVICE void apply_score(Fragment<kMTiles, kNTiles>& s, int n_block) const {

@@ -11,6 +11,7 @@
 #include <common/variant.cuh>
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
+#include <sm80/sm80_fp8.cuh>
 #include <sm80/sm80_latent.cuh>
 #include <sm80/sm80_mma16.cuh>
 #include <sm80/sm80_split_warps.cuh>
@@ -26,13 +27,20 @@ FA_DEVICE constexpr bool splits_warps() {
   return false;
 }
 
+/// What it is launched with.
+template <class Config>
+using ForwardLaunch =
+    typename Either<ForwardFp8Params, StoredForwardParamsOf<Config>, sizeof(typename Config::Element) == 1>::type;
+
 /// The constants of a forward, its tiles, and how warps share them.
 template <class Config>
 struct ForwardTraits {
   using Settings = Config;
   using T = typename Config::Element;
   using Variant = VariantOf<Config>;
-  using Params = StoredForwardParamsOf<Config>;
+  static constexpr bool kBytes = sizeof(T) == 1;  // products are of 8-bit floats (sm80_fp8.cuh)
+  using Output = typename OutputElement<Config, kBytes>::type;
+  using Params = ForwardLaunch<Config>;
   using Gemm = WarpGemm<T>;
   using KElement = KeyElement<Config>;
   using VElement = ValueElement<Config>;
@@ -42,7 +50,7 @@ struct ForwardTraits {
   static constexpr int kHeadDimQk = Config::kHeadDimQk;
   static constexpr int kHeadDimV = Config::kHeadDimV;
   static constexpr int kStages = Config::kStages;
-  static constexpr bool kEarlyV = sizeof(T) == 2;  // the first V with the first K; fp32 has no register left for it
+  static constexpr bool kEarlyV = sizeof(T) <= 2;  // the first V with the first K; fp32 has no register left for it
   static constexpr int kThreads = Config::kWarps * kWarpSize;
   static constexpr bool kSplitWarps = splits_warps<Config>();
   static constexpr int kWarpsN = kSplitWarps ? Config::kWarps : kernel::kWarpsN<Config>;
@@ -57,7 +65,7 @@ struct ForwardTraits {
   static constexpr int kOutColumns = kGroups ? ceil_div(kHeadDimV, 8 * kWarpsN) * 8 : kHeadDimV / kWarpsN;
   static constexpr int kWarpColumns = kSplitWarps ? kHeadDimV : kOutColumns;  // and has in the main loop
   static constexpr int kNTiles = kWarpKeys / 8;
-  using Softmax = SoftmaxOf<Config, kMTiles>;
+  using Softmax = typename Either<OnlineSoftmax<kMTiles, false, 8>, SoftmaxOf<Config, kMTiles>, kBytes>::type;
   static constexpr bool kStatistics = kernel::kMaxLogit<Config> || kernel::kEntropy<Config>;
   static constexpr bool kUnevenColumns = kGroups && kWarpColumns * kWarpsN != kHeadDimV;
   static constexpr int kOTiles = kWarpColumns / 8;
@@ -74,6 +82,9 @@ struct ForwardTraits {
   static constexpr bool kPieces = kScheduled || kOwnParts;    // of query tiles, one after the other
   static constexpr bool kStoredKeys = kernel::kStoredKeys<Config>;
   static constexpr bool kStoredValues = kernel::kStoredValues<Config>;
+  static constexpr bool kScalesOfKeys = kStoredKeys || scales_keys<Config>();  // each has one, for its row of K
+  static constexpr bool kScalesOfValues = kStoredValues || scales_values<Config>();
+  static constexpr bool kSingleLevel = sums_at_one_level<Config>();
   static constexpr bool kStored = kStoredKeys || kStoredValues;
   static constexpr bool kHalfKeys = kernel::kHalfKeys<Config>;
   static constexpr bool kHalfValues = kernel::kHalfValues<Config>;
@@ -124,6 +135,10 @@ struct ForwardTraits {
   static_assert(!kStatistics || (!Config::kSplit && !kPieces && !kFixedSplits && !kSplitWarps && !kAccumulate),
                 "statistics are of rows that one block has alone");
   static_assert(!kernel::kAccumulate<Config> || !Variant::kSink, "the state has the sink");
+  static_assert(!kBytes || (kWarpsN == 1 && !kDropout && !kPieces && !kFixedSplits && !kStatistics && !kAccumulate &&
+                            kWarpKeys % 32 == 0 && kHeadDimQk % 16 == 0),
+                "what 8-bit floats have");
+  static_assert(!kSingleLevel || !kScalesOfValues, "a KV tile's part of O is multiplied by itself");
 
   using QTile = SharedTile<T, kTileM, kHeadDimQk>;
   using OTile = SharedTile<T, kTileM, kHeadDimV>;
@@ -135,7 +150,9 @@ struct ForwardTraits {
                                 kValueInKey>::type;
 
   // O is staged where Q was: the rows of a warp in both layouts start at the same multiple of the larger pitch.
-  static constexpr int kWarpQBytes = kWarpRows * (QTile::kPitch > OTile::kPitch ? QTile::kPitch : OTile::kPitch);
+  // Of 8-bit floats it is not.
+  static constexpr int kWarpQBytes =
+      kWarpRows * (kBytes || QTile::kPitch > OTile::kPitch ? QTile::kPitch : OTile::kPitch);
   static constexpr int kQBytes = kWarpsM * kWarpQBytes;
   static constexpr int kTileBytes = kQBytes + kStages * (KTile::kBytes + (kValueInKey ? 0 : VTile::kBytes));
   using Pair = WarpPair<Config::kWarps, kNTiles>;
@@ -144,8 +161,9 @@ struct ForwardTraits {
     if constexpr (kGroups) return Group::kBytes;
     return kPairs ? Pair::kBytes : 0;
   }
-  static constexpr int kScaleBytes =
-      kStored ? kStages * kTileN * (kKeyScales + kValueScales) * static_cast<int>(sizeof(float)) : 0;
+  static constexpr int kScaleBytes = kScalesOfKeys || kScalesOfValues ? kStages * kTileN * (kKeyScales + kValueScales) *
+                                                                            static_cast<int>(sizeof(float))
+                                                                      : 0;
   static constexpr int kLoopBytes = kTileBytes + exchange_bytes() + kScaleBytes;
   using Split = SplitWarps<kSplitWarps ? Config::kWarps : 1, kTileM, kHeadDimV>;
   static constexpr int kJoinBytes = kSplitWarps ? kQBytes + Split::kBytes : 0;

@@ -13,10 +13,12 @@ namespace fa::sm80 {
 using namespace kernel;
 
 /// The two matrix products of attention for one warp in fp16 or bf16: mma.m16n8k16, and one mma.m16n8k8 where the head
-/// dim is an odd multiple of 8, so that no head dim is padded.
+/// dim is an odd multiple of 8, so that no head dim is padded. Of 8-bit floats S = Q K^T alone, twice as many columns
+/// at a time.
 template <class T>
 struct WarpGemm {
-  static constexpr int kStep = 16;  // depth of one mma
+  static constexpr int kStep = 32 / static_cast<int>(sizeof(T));  // depth of one mma
+  static constexpr int kChunk = kStep / 2;                        // and of a row of a matrix of ldmatrix
 
   /// Q fragments of one warp, all of its rows and the whole head dim.
   template <int kMTiles, int kHeadDim>
@@ -26,10 +28,10 @@ struct WarpGemm {
   // instruction.
   template <class Tile>
   static FA_DEVICE uint32_t a_lane(uint32_t tile, int lane) {
-    return tile + Tile::offset(lane % 16, lane / 16 * 8);
+    return tile + Tile::offset(lane % 16, lane / 16 * kChunk);
   }
 
-  /// The A operand of depth step `k` from rows `row`.. of a tile: 16 rows, 16 (or the last 8) columns.
+  /// The A operand of depth step `k` from rows `row`.. of a tile: 16 rows, 32 (or the last 16) bytes of each.
   template <class Tile, int kHeadDim>
   static FA_DEVICE void load_a(uint32_t (&a)[4], uint32_t tile, int row, int k, int lane) {
     if (kHeadDim % kStep == 0 || k < kHeadDim / kStep) {
@@ -57,7 +59,7 @@ struct WarpGemm {
   template <class KTile, int kHeadDim, int kMTiles, int kNTiles, class LoadA>
   static FA_DEVICE void scores(Fragment<kMTiles, kNTiles>& s, uint32_t k_tile, int lane, LoadA load_a) {
     static_assert(kNTiles % 2 == 0, "keys are loaded 16 at a time");
-    const uint32_t k_lane = k_tile + KTile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8);
+    const uint32_t k_lane = k_tile + KTile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * kChunk);
     FA_UNROLL
     for (int k = 0; k < kHeadDim / kStep; ++k) {
       uint32_t a[kMTiles][4];
@@ -65,12 +67,12 @@ struct WarpGemm {
       for (int m = 0; m < kMTiles; ++m) load_a(a[m], m, k);
       FA_UNROLL
       for (int n = 0; n < kNTiles; n += 2) {
-        uint32_t b[4];  // keys 8n..8n+7 at depth 0-7 and 8-15, then keys 8n+8..8n+15
+        uint32_t b[4];  // keys 8n..8n+7 at both halves of the depth, then keys 8n+8..8n+15
         ptx::ldmatrix_x4(b, k_lane + KTile::offset(8 * n, k * kStep));
         FA_UNROLL
         for (int m = 0; m < kMTiles; ++m) {
-          ptx::mma_m16n8k16<T>(s[m][n], a[m], b[0], b[1]);
-          ptx::mma_m16n8k16<T>(s[m][n + 1], a[m], b[2], b[3]);
+          multiply_step<T>(s[m][n], a[m], b[0], b[1]);
+          multiply_step<T>(s[m][n + 1], a[m], b[2], b[3]);
         }
       }
     }
@@ -85,8 +87,8 @@ struct WarpGemm {
         ptx::ldmatrix_x2(b, k_tile + KTile::offset(lane % 16, 0) + KTile::offset(8 * n, k * kStep));
         FA_UNROLL
         for (int m = 0; m < kMTiles; ++m) {
-          ptx::mma_m16n8k8<T>(s[m][n], a[m][0], a[m][1], b[0]);
-          ptx::mma_m16n8k8<T>(s[m][n + 1], a[m][0], a[m][1], b[1]);
+          multiply_half_step<T>(s[m][n], a[m], b[0]);
+          multiply_half_step<T>(s[m][n + 1], a[m], b[1]);
         }
       }
     }

@@ -3,6 +3,7 @@
 
 #include <ptx/language.cuh>
 #include <ptx/mma.cuh>
+#include <ptx/mma_fp8.cuh>
 
 #ifdef FA_TURING
 namespace fa::ptx {
@@ -16,5 +17,28 @@ FA_DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, 
 
 }  // namespace fa::ptx
 #endif
+
+namespace fa::sm80 {
+
+/// A step of a product: 32 bytes of each row of A and column of B, or the last 16.
+template <class T>
+FA_DEVICE void multiply_step(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (sizeof(T) == 1) {
+    ptx::mma_m16n8k32<T, T>(d, a, b0, b1);
+  } else {
+    ptx::mma_m16n8k16<T>(d, a, b0, b1);
+  }
+}
+template <class T>
+FA_DEVICE void multiply_half_step(float (&d)[4], const uint32_t (&a)[4], uint32_t b) {
+  if constexpr (sizeof(T) == 1) {
+    const uint32_t first[4] = {a[0], a[1], 0, 0};
+    ptx::mma_m16n8k32<T, T>(d, first, b, 0);
+  } else {
+    ptx::mma_m16n8k8<T>(d, a[0], a[1], b);
+  }
+}
+
+}  // namespace fa::sm80
 
 #endif  // FA_TEMPLATES_SM80_SM80_PRODUCTS_CUH_

@@ -165,17 +165,33 @@ struct StoredScales {
 
   /// Starts to copy those of the keys from `first` on; others become zero.
   FA_DEVICE void load_k(int stage, int first) const {
-    const ScaleParams& from = f.params.scales;
+    const auto& from = f.params.scales;
     load<kKeyWords>(of_k(stage), from.k, from.stride_k_b, from.stride_k_h, from.stride_k_s, first);
   }
   FA_DEVICE void load_v(int stage, int first) const {
-    const ScaleParams& from = f.params.scales;
+    const auto& from = f.params.scales;
     load<kValueWords>(of_v(stage), from.v, from.stride_v_b, from.stride_v_h, from.stride_v_s, first);
   }
 
   /// Multiplies the columns of S, or of P, by the scales of their keys.
   FA_DEVICE void multiply_k(Fragment<kMTiles, kNTiles>& s, int stage) const { multiply(s, of_k(stage)); }
   FA_DEVICE void multiply_v(Fragment<kMTiles, kNTiles>& p, int stage) const { multiply(p, of_v(stage)); }
+
+  /// The same of P relative to the greatest scale of the tile, which is what a product has to be multiplied by.
+  FA_DEVICE float multiply_relative_v(Fragment<kMTiles, kNTiles>& p, int stage) const {
+    float most = 0.f;
+    FA_UNROLL
+    for (int i = 0; i < kTileN; i += kWarpSize) {
+      const uint32_t scale = ptx::ld_shared_b32(of_v(stage) + (i + f.lane) * kSize);
+      most = ptx::max(most, ptx::abs(ptx::from_bits(scale)));
+    }
+    FA_UNROLL
+    for (int mask = kWarpSize / 2; mask > 0; mask /= 2) most = ptx::max(most, ptx::shfl_xor(most, mask));
+    const float inverse = 1.f / most;
+    const bool any = inverse - inverse == 0.f;
+    multiply(p, of_v(stage), any ? inverse : 0.f);
+    return any ? most : 0.f;
+  }
 
   /// Those of the warp's first key.
   FA_DEVICE uint32_t own_k(int stage) const { return of_k(stage) + f.half * Forward::kWarpKeys * kSize; }
@@ -193,23 +209,33 @@ struct StoredScales {
       const int row = i / kWords, word = i % kWords;
       const int key = first + row;
       bool valid = key < f.lengths.s_kv;
-      int64_t at = f.tile.batch * stride_b + key * stride_s;
+      int64_t at = f.first_key(stride_b, stride_s) + key * stride_s;
       if constexpr (Forward::kPaged) {
         const PagedKeys<Forward::kPageSize> keys = f.paged_keys();
         const int page = keys.page_of(key);
         valid = keys.has(key, page);
         at = page * stride_b + keys.row_in_page(key) * stride_s;
       }
+      if constexpr (Forward::kBytes) {
+        if (scales == nullptr) {
+          ptx::st_shared_b32(target + row * kSize, ptx::bits(1.f));
+          continue;
+        }
+      }
       ptx::cp_async_4(target + (word * kPitch + row) * kSize, valid ? head + at + word : head, valid);
     }
   }
 
-  FA_DEVICE void multiply(Fragment<kMTiles, kNTiles>& s, uint32_t scales) const {
+  FA_DEVICE void multiply(Fragment<kMTiles, kNTiles>& s, uint32_t scales, [[maybe_unused]] float by = 1.f) const {
     const uint32_t own = scales + (f.half * Forward::kWarpKeys + 2 * (f.lane % 4)) * kSize;
     FA_UNROLL
     for (int n = 0; n < kNTiles; ++n) {
       float factors[2];
       ptx::ld_shared_f32x2(factors, own + 8 * n * kSize);
+      if constexpr (Forward::kBytes) {
+        factors[0] *= by;
+        factors[1] *= by;
+      }
       FA_UNROLL
       for (int m = 0; m < kMTiles; ++m) {
         FA_UNROLL

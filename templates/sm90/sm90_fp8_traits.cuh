@@ -27,24 +27,6 @@
 namespace fa::sm90 {
 
 template <class Config>
-FA_DEVICE constexpr bool writes_bytes() {
-  if constexpr (requires { Config::kByteOutput; }) return Config::kByteOutput;
-  return false;
-}
-
-template <class Config>
-FA_DEVICE constexpr bool scales_keys() {
-  if constexpr (requires { Config::kKeyScales; }) return Config::kKeyScales;
-  return false;
-}
-
-template <class Config>
-FA_DEVICE constexpr bool scales_values() {
-  if constexpr (requires { Config::kValueScales; }) return Config::kValueScales;
-  return false;
-}
-
-template <class Config>
 FA_DEVICE constexpr bool is_precise() {
   if constexpr (requires { Config::kPrecise; }) return Config::kPrecise;
   return false;
@@ -94,11 +76,11 @@ struct Fp8Traits {
   using T = typename Config::Element;
   static constexpr bool kInt8 = kernel::kIsInt8<T>;
   using Value = typename kernel::Either<kernel::e4m3, T, kInt8>::type;  // an element of V
-  static constexpr bool kByteOutput = writes_bytes<Config>();
-  static constexpr bool kKeyScales = scales_keys<Config>();       // each key has a scale for its row of K
-  static constexpr bool kValueScales = scales_values<Config>();   // and for that of V
-  static constexpr bool kPrecise = is_precise<Config>();          // P and V are f16 in their product
-  static constexpr bool kSharedScales = shares_scales<Config>();  // of keys reach the threads by shared memory
+  static constexpr bool kByteOutput = kernel::writes_bytes<Config>();
+  static constexpr bool kKeyScales = kernel::scales_keys<Config>();      // each key has a scale for its row of K
+  static constexpr bool kValueScales = kernel::scales_values<Config>();  // and for that of V
+  static constexpr bool kPrecise = is_precise<Config>();                 // P and V are f16 in their product
+  static constexpr bool kSharedScales = shares_scales<Config>();         // of keys reach the threads by shared memory
   // P is relative to the greatest scale of V so far, and O with it; else to that of the KV tile.
   static constexpr bool kScalesOfAll = kValueScales && (kPrecise || follows_all_scales<Config>());
   static constexpr bool kHalfBytes = halves_bytes<Config>();  // P becomes f16 on its way to e4m3

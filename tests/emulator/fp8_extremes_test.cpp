@@ -23,7 +23,7 @@ class Fp8Extremes : public testing::TestWithParam<std::size_t> {};
 
 TEST_P(Fp8Extremes, MatchFloat64) {
   const KernelSpec& spec = fp8_specs()[GetParam()];
-  const auto& own = spec.as<fa::plan::Sm90Fp8Forward>();
+  const Fp8Facts own = fp8_facts(spec);
   if (own.byte_output || own.half_output) return;  // which end sooner
   for (const Extreme& extreme : fa::test::fp8_extremes()) {
     if (extreme.causal && !spec.causal) continue;
@@ -69,7 +69,7 @@ TEST(Fp8Extremes, OfWhatFunctionsCapture) {
                    .d_qk = variant.spec.d_qk,
                    .d_v = variant.spec.d_v,
                    .dtype = variant.spec.dtype};
-    c.attention.o_dtype = variant.spec.as<fa::plan::Sm90Fp8Forward>().half_output ? DType::f16 : DType::bf16;
+    c.attention.o_dtype = fp8_facts(variant.spec).half_output ? DType::f16 : DType::bf16;
     fa::test::VariantCase made(c.attention, *choice);
     make_extreme(made);
     c.variant = &made;

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "emulator/fp8_specs.hpp"
 #include "emulator/packed_run.hpp"
 #include "plan/kernel_spec.hpp"
 #include "support/attention_case.hpp"
@@ -36,7 +37,7 @@ inline Sequences fp8_sequences(std::size_t batch) {
 }
 
 inline PackedCase fp8_packed_case(const fa::plan::KernelSpec& spec, std::size_t batch) {
-  const auto& own = spec.as<fa::plan::Sm90Fp8Forward>();
+  const Fp8Facts own = fp8_facts(spec);
   PackedCase c;
   c.attention.dtype = spec.dtype;
   c.attention.o_dtype = own.byte_output ? fa::DType::e4m3 : own.half_output ? fa::DType::f16 : fa::DType::bf16;
@@ -67,8 +68,8 @@ inline fa::test::AttentionInputs fp8_packed_inputs(const fa::plan::KernelSpec& s
   fa::test::add_scales(of_sequences, scales);
   inputs.k_scale = std::move(scales.k_scale);
   inputs.v_scale = std::move(scales.v_scale);
-  if (spec.as<fa::plan::Sm90Fp8Forward>().key_scales) fa::test::add_key_scales(c.attention, inputs);
-  if (spec.as<fa::plan::Sm90Fp8Forward>().value_scales) fa::test::add_value_scales(c.attention, inputs);
+  if (fp8_facts(spec).key_scales) fa::test::add_key_scales(c.attention, inputs);
+  if (fp8_facts(spec).value_scales) fa::test::add_value_scales(c.attention, inputs);
   return inputs;
 }
 

@@ -24,7 +24,7 @@ TEST_P(Fp8Packed, MatchesTheReference) {
       const fa::test::AttentionInputs inputs = fp8_packed_inputs(spec, c, batch != 1);
       fa::test::AttentionOutputs actual;
       ASSERT_NO_THROW(actual = run_packed(spec, c, inputs));
-      const Fp8PackedErrors errors = fp8_packed_errors(c, inputs, actual, spec.as<fa::plan::Sm90Fp8Forward>().precise);
+      const Fp8PackedErrors errors = fp8_packed_errors(c, inputs, actual, fp8_facts(spec).precise);
       EXPECT_LE(errors.o, 1);
       EXPECT_LE(errors.lse, 0.02);
     }
@@ -59,7 +59,8 @@ TEST_P(Fp8PackedVariants, MatchTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Hopper, Fp8PackedVariants, testing::Range<std::size_t>(0, fp8_packed_variants().size()),
                          [](const testing::TestParamInfo<std::size_t>& parameter) {
-                           return fp8_packed_variants()[parameter.param].choice;
+                           const Fp8Variant& variant = fp8_packed_variants()[parameter.param];
+                           return variant.choice + (variant.spec.is<fa::plan::Sm80Fp8Forward>() ? "_mma" : "");
                          });
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <limits>
 #include <vector>
 
+#include "emulator/fp8_specs.hpp"
 #include "emulator/paged_run.hpp"
 #include "plan/kernel_spec.hpp"
 #include "support/paged_case.hpp"
@@ -19,7 +20,7 @@ inline constexpr std::size_t kFp8PagedBatches = 3;
 
 /// Prefills, chunks of them and decodes; requests without rows or keys, of one key, of whole pages.
 inline fa::test::PagedCase fp8_paged_case(const fa::plan::KernelSpec& spec, std::size_t batch, bool scaled) {
-  const auto& own = spec.as<fa::plan::Sm90Fp8Forward>();
+  const Fp8Facts own = fp8_facts(spec);
   fa::test::PagedCase c;
   c.attention.dtype = spec.dtype;
   c.attention.o_dtype = own.byte_output ? fa::DType::e4m3 : own.half_output ? fa::DType::f16 : fa::DType::bf16;
@@ -65,7 +66,7 @@ inline Fp8PagedErrors fp8_paged_errors(const fa::plan::KernelSpec& spec, const f
     });
   }
   const fa::test::AttentionOutputs expected = reference_f64(c, data), terms = reference_f64(c, magnitudes);
-  const double of_row = spec.as<fa::plan::Sm90Fp8Forward>().precise ? 0x1p-11 + 0x1p-8 : 0x1p-4 + 0x1p-6;
+  const double of_row = fp8_facts(spec).precise ? 0x1p-11 + 0x1p-8 : 0x1p-4 + 0x1p-6;
   const bool bytes = c.attention.o_dtype == fa::DType::e4m3;
   Fp8PagedErrors errors;
   errors.lse = worst_of(c, data, actual.lse, expected.lse);

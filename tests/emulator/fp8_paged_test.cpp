@@ -38,7 +38,7 @@ TEST_P(Fp8Paged, MatchesTheReference) {
 /// Scales far below 1, in KV tiles that end behind the last key.
 TEST_P(Fp8Paged, SmallScalesOfValuesStandAlone) {
   const KernelSpec& spec = fp8_paged_specs()[GetParam()];
-  if (!spec.as<fa::plan::Sm90Fp8Forward>().value_scales) return;
+  if (!fp8_facts(spec).value_scales) return;
   for (std::size_t batch = 0; batch < kFp8PagedBatches; ++batch) {
     const PagedCase c = fp8_paged_case(spec, batch, false);
     SCOPED_TRACE(canonical(spec) + ", " + testing::PrintToString(c));

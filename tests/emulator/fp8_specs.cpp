@@ -8,6 +8,7 @@
 #include <fa/paged.hpp>
 
 #include "emulator/joined.hpp"
+#include "emulator/sm80_fp8_specs.hpp"
 #include "plan/sm90_fp8_forward.hpp"
 #include "support/variant_case.hpp"
 
@@ -100,7 +101,10 @@ constexpr Shape kPackedShapes[] = {
     {DType::e5m2, 64, 64, 128, 80, 2, 2, 64, true, true, true, true, true, false, false, true, true, true},
 };
 
-constexpr std::size_t kOfPages = std::size(kShapes) + std::size(kPackedShapes);
+/// Of the first kernel over pages: in front of it are the others, of both families.
+std::size_t place_of_pages() {
+  return fp8_specs().size() + fp8_packed_specs().size();
+}
 
 struct PagedShape {
   Shape shape;
@@ -187,13 +191,22 @@ std::vector<Fp8Variant> variants_of(const std::vector<std::string>& names, const
 
 }  // namespace
 
+Fp8Facts fp8_facts(const KernelSpec& spec) {
+  if (spec.is<fa::plan::Sm80Fp8Forward>()) {
+    const auto& own = spec.as<fa::plan::Sm80Fp8Forward>();
+    return {own.half_output, own.byte_output, own.key_scales, own.value_scales, false};
+  }
+  const auto& own = spec.as<fa::plan::Sm90Fp8Forward>();
+  return {own.half_output, own.byte_output, own.key_scales, own.value_scales, own.precise};
+}
+
 const std::vector<KernelSpec>& fp8_specs() {
-  static const std::vector<KernelSpec> specs = specs_of(kShapes, false);
+  static const std::vector<KernelSpec> specs = joined({specs_of(kShapes, false), sm80_fp8_specs()});
   return specs;
 }
 
 const std::vector<KernelSpec>& fp8_packed_specs() {
-  static const std::vector<KernelSpec> specs = specs_of(kPackedShapes, true);
+  static const std::vector<KernelSpec> specs = joined({specs_of(kPackedShapes, true), sm80_fp8_packed_specs()});
   return specs;
 }
 
@@ -201,7 +214,7 @@ const std::vector<KernelSpec>& fp8_paged_specs() {
   static const std::vector<KernelSpec> specs = [] {
     std::vector<KernelSpec> found;
     for (const auto& [shape, page_size, varlen] : kPagedShapes) found.push_back(spec_of(shape, varlen, page_size));
-    return found;
+    return joined({found, sm80_fp8_paged_specs()});
   }();
   return specs;
 }
@@ -218,14 +231,19 @@ const std::vector<Fp8Variant>& fp8_variants() {
         variants_of({"softcap", "two_sided", "chunked", "sink", "window_sink"},
                     {fp8_specs()[kOfSplits], fp8_specs()[kOfInt8Splits], fp8_specs()[kOfInt8Splits + 1]});
     all.insert(all.end(), of_splits.begin(), of_splits.end());
+    const std::vector<Fp8Variant> by_mma = variants_of(
+        {"softcap", "bias", "documents", "by_head", "two_sided", "chunked", "window_sink"}, sm80_fp8_specs());
+    all.insert(all.end(), by_mma.begin(), by_mma.end());
     return all;
   }();
   return variants;
 }
 
 const std::vector<Fp8Variant>& fp8_packed_variants() {
-  static const std::vector<Fp8Variant> variants = variants_of(
-      {"softcap", "alibi", "two_sided", "chunked", "window_sink"}, {fp8_packed_specs()[0], fp8_packed_specs().back()});
+  static const std::vector<Fp8Variant> variants =
+      joined({variants_of({"softcap", "alibi", "two_sided", "chunked", "window_sink"},
+                          {fp8_packed_specs()[0], fp8_packed_specs()[std::size(kPackedShapes) - 1]}),
+              variants_of({"softcap", "documents", "chunked"}, sm80_fp8_packed_specs())});
   return variants;
 }
 
@@ -480,37 +498,38 @@ std::vector<Fp8Mutation> key_scale_mutations() {
 
 /// Pages.
 std::vector<Fp8Mutation> page_mutations() {
+  const std::size_t of_pages = place_of_pages();
   using enum FaultKind;
   return {{"fp8_box_of_a_page_ends_with_the_page",
            kPageBox,
            "kPageSize < 0 || behind < kPageSize ? behind : kPageSize;",
            "behind < 0 ? 0 : kPageSize;",
            {global_uninitialised},
-           kOfPages},
+           of_pages},
           {"fp8_boxes_of_one_lane",
            kProducer,
            "if (lane >= Traits::kBoxes) return;",
            "if (lane > 0) return;",
            {deadlock, shared_in_flight, shared_uninitialised, barrier_misuse},
-           kOfPages},
+           of_pages},
           {"fp8_box_of_the_first_row",
            kPageBox,
            "const int row = keys.row_in_page(first);",
            "const int row = 0 * first;",
            {},
-           kOfPages + 4},
+           of_pages + 4},
           {"fp8_scales_of_the_first_row_of_pages",
            kTraits,
            "keys.row_in_page(key) * stride_s)",
            "0 * keys.row_in_page(key) * stride_s)",
            {},
-           kOfPages},
+           of_pages},
           {"fp8_scales_of_the_first_page",
            kTraits,
            "ptx::ld_global_nc(scales + page * stride_page",
            "ptx::ld_global_nc(scales + 0 * page * stride_page",
            {},
-           kOfPages}};
+           of_pages}};
 }
 
 /// Queries and keys of i8.
@@ -653,7 +672,9 @@ std::vector<Fp8Mutation> override_mutations() {
 const std::vector<Fp8Mutation>& fp8_mutations() {
   static const std::vector<Fp8Mutation> all =
       joined({precise_mutations(), operand_mutations(), product_mutations(), key_scale_mutations(), page_mutations(),
-              int8_mutations(), split_mutations(), override_mutations()});
+              int8_mutations(), split_mutations(), override_mutations(),
+              sm80_fp8_mutations({std::size(kShapes), fp8_specs().size() + std::size(kPackedShapes),
+                                  place_of_pages() + std::size(kPagedShapes)})});
   return all;
 }
 

@@ -11,7 +11,13 @@
 
 namespace emulator {
 
-/// Forwards of 8-bit floats on Hopper.
+/// What the kernels of both families may have.
+struct Fp8Facts {
+  bool half_output = false, byte_output = false, key_scales = false, value_scales = false, precise = false;
+};
+Fp8Facts fp8_facts(const fa::plan::KernelSpec& spec);
+
+/// Forwards of 8-bit floats on Hopper, and behind them those by mma.sync (sm80_fp8_specs.hpp).
 const std::vector<fa::plan::KernelSpec>& fp8_specs();
 /// Those of packed batches.
 const std::vector<fa::plan::KernelSpec>& fp8_packed_specs();

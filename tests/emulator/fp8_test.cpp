@@ -13,6 +13,7 @@
 #include "emulator/fp8_packed.hpp"
 #include "emulator/fp8_paged.hpp"
 #include "emulator/fp8_specs.hpp"
+#include "emulator/sm80_fp8_specs.hpp"
 #include "support/thorough.hpp"
 
 namespace emulator {
@@ -36,7 +37,7 @@ ForwardCase case_of(const KernelSpec& spec, std::size_t i) {
   ForwardCase c;
   c.spec = spec;
   c.attention.dtype = spec.dtype;
-  const auto& own = spec.as<fa::plan::Sm90Fp8Forward>();
+  const Fp8Facts own = fp8_facts(spec);
   c.attention.o_dtype = own.byte_output ? DType::e4m3 : own.half_output ? DType::f16 : DType::bf16;
   c.attention.d_qk = spec.d_qk;
   c.attention.d_v = spec.d_v;
@@ -56,8 +57,8 @@ ForwardCase case_of(const KernelSpec& spec, std::size_t i) {
 
 void add_all_scales(const ForwardCase& c, AttentionInputs& inputs) {
   add_scales(c.attention, inputs);
-  if (c.spec.as<fa::plan::Sm90Fp8Forward>().key_scales) add_key_scales(c.attention, inputs);
-  if (c.spec.as<fa::plan::Sm90Fp8Forward>().value_scales) add_value_scales(c.attention, inputs);
+  if (fp8_facts(c.spec).key_scales) add_key_scales(c.attention, inputs);
+  if (fp8_facts(c.spec).value_scales) add_value_scales(c.attention, inputs);
 }
 
 HostTensor absolute(HostTensor tensor) {
@@ -73,7 +74,7 @@ HostTensor absolute(HostTensor tensor) {
 constexpr double kPreciseError = 0.3 * 0.026;  ///< 0.3 of what P in e4m3 costs standard normal inputs
 
 double rounding_of(const KernelSpec& spec) {
-  return spec.as<fa::plan::Sm90Fp8Forward>().precise ? 0x1p-11 + 0x1p-8 : 0x1p-4 + 0x1p-6;
+  return fp8_facts(spec).precise ? 0x1p-11 + 0x1p-8 : 0x1p-4 + 0x1p-6;
 }
 
 struct Errors {
@@ -118,7 +119,7 @@ class Fp8Forward : public testing::TestWithParam<std::size_t> {
     const Errors errors = errors_of(c, inputs, first, expected);
     EXPECT_LE(errors.worst, 1);
     const bool bytes = c.attention.o_dtype == DType::e4m3;
-    EXPECT_LE(errors.relative, c.spec.as<fa::plan::Sm90Fp8Forward>().precise && !bytes ? kPreciseError : 0.05);
+    EXPECT_LE(errors.relative, fp8_facts(c.spec).precise && !bytes ? kPreciseError : 0.05);
     if (c.lse) {
       EXPECT_LE(fa::test::lse_max_abs_error(first.lse.view(), expected.lse.view()), lse_tolerance);
     }
@@ -151,7 +152,7 @@ TEST_P(Fp8Forward, RowsWithoutKeysAreZero) {
 /// A sequence without keys has no V either, and what stands as the scale of it is not a number of anything.
 TEST_P(Fp8Forward, ScalesOfNoKeysAreNotMultiplied) {
   ForwardCase c = case_of(fp8_specs()[GetParam()], GetParam());
-  if (c.spec.as<fa::plan::Sm90Fp8Forward>().value_scales) return;  // each key has its own
+  if (fp8_facts(c.spec).value_scales) return;  // each key has its own
   c.attention.s_kv = 0;
   AttentionInputs inputs = make_inputs(c);
   add_all_scales(c, inputs);
@@ -226,7 +227,9 @@ TEST_P(Fp8Variants, MatchTheReference) {
 INSTANTIATE_TEST_SUITE_P(Hopper, Fp8Variants, testing::Range<std::size_t>(0, fp8_variants().size()),
                          [](const testing::TestParamInfo<std::size_t>& parameter) {
                            const Fp8Variant& variant = fp8_variants()[parameter.param];
-                           return variant.choice + (variant.spec.split                ? "_split"
+                           const bool by_mma = variant.spec.is<fa::plan::Sm80Fp8Forward>();
+                           return variant.choice + (by_mma                            ? "_mma"
+                                                    : variant.spec.split              ? "_split"
                                                     : variant.spec.dtype == DType::i8 ? "_i8"
                                                                                       : "");
                          });
@@ -245,16 +248,21 @@ double error_of_mean(std::size_t spec, std::int64_t keys) {
   return errors_of(c, inputs, run_forward(c, inputs, kernels_of(c), 1), expected).relative;
 }
 
+void expect_two_levels(std::size_t two_levels, std::size_t single_level) {
+  EXPECT_EQ(canonical(fp8_specs()[two_levels]).find("single_level=1"), std::string::npos);
+  EXPECT_NE(canonical(fp8_specs()[single_level]).find("single_level=1"), std::string::npos);
+  const double of_short = error_of_mean(two_levels, 128);
+  const double of_long = error_of_mean(two_levels, 4096);
+  EXPECT_LE(of_long, std::max(1.1 * of_short, 0.006));
+  EXPECT_GE(error_of_mean(single_level, 4096), 10 * of_long);
+}
+
 // Long rows are as exact as short ones, since the tensor cores sum up a KV tile alone; those that add to O itself lose
 // what is small beside it.
 TEST(Fp8Forward, TwoLevelsKeepLongRowsExact) {
-  constexpr std::size_t kTwoLevels = 1, kSingleLevel = 2;
-  EXPECT_FALSE(fp8_specs()[kTwoLevels].as<fa::plan::Sm90Fp8Forward>().single_level);
-  EXPECT_TRUE(fp8_specs()[kSingleLevel].as<fa::plan::Sm90Fp8Forward>().single_level);
-  const double of_short = error_of_mean(kTwoLevels, 128);
-  const double of_long = error_of_mean(kTwoLevels, 4096);
-  EXPECT_LE(of_long, std::max(1.1 * of_short, 0.006));
-  EXPECT_GE(error_of_mean(kSingleLevel, 4096), 10 * of_long);
+  expect_two_levels(1, 2);
+  const std::size_t by_mma = fp8_specs().size() - sm80_fp8_specs().size();
+  expect_two_levels(by_mma + 2, by_mma + 11);
 }
 
 /// The relative error of standard normal inputs.

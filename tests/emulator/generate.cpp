@@ -244,6 +244,9 @@ std::string fp8_file(const fs::path& folder, std::size_t file, std::size_t files
   for (const KernelSpec& spec : std::vector(specs)) {
     const KernelSpec combine = emulator::combine_spec(spec);
     if (spec.split && seen.insert(canonical(combine)).second) specs.push_back(combine);
+    if (spec.variants.mask.empty() || spec.varlen) continue;
+    const KernelSpec lists = fa::plan::mask_tiles_spec(spec);
+    if (seen.insert(canonical(lists)).second) specs.push_back(lists);
   }
   std::string text = "#include <emulator/instructions.hpp>\n" + kernels_file(specs, file, files);
   const std::vector<emulator::Fp8Mutation>& all = emulator::fp8_mutations();

@@ -12,6 +12,7 @@
 #include <limits>
 #include <thread>
 
+#include "emulator/byte_products.hpp"
 #include "emulator/machine.hpp"
 #include "reference/convert.hpp"
 
@@ -217,18 +218,19 @@ struct MmaTiles {
   float b[kDepth][8];
 };
 
+/// Calls visit(register of D, row, column) for all registers of the warp.
+template <class Visit>
+void for_accumulators(Warp& warp, const Visit& visit) {
+  for (std::size_t i = 0; i < kLanes; ++i) {
+    float* const own = operands<MmaOperands>(warp, i).d;
+    for (std::size_t e = 0; e < 4; ++e) visit(own[e], i / 4 + e / 2 * 8, 2 * (i % 4) + e % 2);
+  }
+}
+
 template <int kDepth>
 void multiply(Warp& warp, const MmaTiles<kDepth>& tiles) {
   float d[16][8];
-  for (std::size_t i = 0; i < kLanes; ++i) {
-    const float* own = operands<MmaOperands>(warp, i).d;
-    const std::size_t g = i / 4;
-    const std::size_t t = i % 4;
-    d[g][2 * t] = own[0];
-    d[g][2 * t + 1] = own[1];
-    d[g + 8][2 * t] = own[2];
-    d[g + 8][2 * t + 1] = own[3];
-  }
+  for_accumulators(warp, [&d](const float& own, std::size_t row, std::size_t n) { d[row][n] = own; });
   for (std::size_t row = 0; row < 16; ++row) {
     float sums[8];  // in registers
     std::copy_n(d[row], 8, sums);
@@ -237,15 +239,29 @@ void multiply(Warp& warp, const MmaTiles<kDepth>& tiles) {
     }
     std::copy_n(sums, 8, d[row]);
   }
+  for_accumulators(warp, [&d](float& own, std::size_t row, std::size_t n) { own = d[row][n]; });
+}
+
+template <Half kHalfA, Half kHalfB>
+void execute_mma_bytes(Machine&, Warp& warp) {
+  std::vector<std::uint8_t> a(16 * kByteDepth), b(kByteDepth * 8);
+  std::vector<float> d(16 * 8);
+  for_accumulators(warp, [&d](const float& own, std::size_t row, std::size_t n) { d[8 * row + n] = own; });
   for (std::size_t i = 0; i < kLanes; ++i) {
-    float* own = operands<MmaOperands>(warp, i).d;
+    const MmaOperands& own = operands<MmaOperands>(warp, i);
     const std::size_t g = i / 4;
-    const std::size_t t = i % 4;
-    own[0] = d[g][2 * t];
-    own[1] = d[g][2 * t + 1];
-    own[2] = d[g + 8][2 * t];
-    own[3] = d[g + 8][2 * t + 1];
+    for (std::size_t byte = 0; byte < 4; ++byte) {
+      const std::size_t k = 4 * (i % 4) + byte;
+      for (std::size_t word = 0; word < 4; ++word) {
+        a[(g + word % 2 * 8) * kByteDepth + word / 2 * 16 + k] = static_cast<std::uint8_t>(own.a[word] >> 8 * byte);
+      }
+      for (std::size_t word = 0; word < 2; ++word) {
+        b[(16 * word + k) * 8 + g] = static_cast<std::uint8_t>(own.b[word] >> 8 * byte);
+      }
+    }
   }
+  multiply_bytes(kHalfA, kHalfB, a, b, d);
+  for_accumulators(warp, [&d](float& own, std::size_t row, std::size_t n) { own = d[8 * row + n]; });
 }
 
 template <Half kHalf>
@@ -297,6 +313,8 @@ template <Half kHalf>
 constexpr Instruction kMma16{kHalf == Half::bf16 ? "mma.m16n8k16.bf16" : "mma.m16n8k16.f16", execute_mma_16<kHalf, 16>};
 template <Half kHalf>
 constexpr Instruction kMma8{kHalf == Half::bf16 ? "mma.m16n8k8.bf16" : "mma.m16n8k8.f16", execute_mma_16<kHalf, 8>};
+template <Half kHalfA, Half kHalfB>
+constexpr Instruction kMmaBytes{"mma.m16n8k32", execute_mma_bytes<kHalfA, kHalfB>};
 constexpr Instruction kMmaTf32{"mma.m16n8k8.tf32", execute_mma_tf32};
 
 // Global and shared accesses of one thread.
@@ -797,6 +815,18 @@ void mma_m16n8k8(float* d, std::uint32_t a0, std::uint32_t a1, std::uint32_t b0,
 }
 template void mma_m16n8k8<Half::f16>(float*, std::uint32_t, std::uint32_t, std::uint32_t, const Site&);
 template void mma_m16n8k8<Half::bf16>(float*, std::uint32_t, std::uint32_t, std::uint32_t, const Site&);
+
+template <Half kHalfA, Half kHalfB>
+void mma_m16n8k32(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1, const Site& site) {
+  const MmaOperands own{d, {a[0], a[1], a[2], a[3]}, {b0, b1}};
+  converge(kMmaBytes<kHalfA, kHalfB>, &own, site);
+}
+template void mma_m16n8k32<Half::e4m3, Half::e4m3>(float*, const std::uint32_t*, std::uint32_t, std::uint32_t,
+                                                   const Site&);
+template void mma_m16n8k32<Half::e4m3, Half::e5m2>(float*, const std::uint32_t*, std::uint32_t, std::uint32_t,
+                                                   const Site&);
+template void mma_m16n8k32<Half::e5m2, Half::e5m2>(float*, const std::uint32_t*, std::uint32_t, std::uint32_t,
+                                                   const Site&);
 
 void mma_m16n8k8_tf32(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1, const Site& site) {
   const MmaOperands own{d, {a[0], a[1], a[2], a[3]}, {b0, b1}};

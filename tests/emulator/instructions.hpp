@@ -84,6 +84,9 @@ template <Half kHalf>
 void mma_m16n8k16(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1, const Site& site);
 template <Half kHalf>
 void mma_m16n8k8(float* d, std::uint32_t a0, std::uint32_t a1, std::uint32_t b0, const Site& site);
+/// As multiply_bytes (byte_products.hpp).
+template <Half kHalfA, Half kHalfB>
+void mma_m16n8k32(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1, const Site& site);
 void mma_m16n8k8_tf32(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1, const Site& site);
 
 void fence_proxy_async();

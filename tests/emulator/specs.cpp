@@ -7,6 +7,7 @@
 #include <string>
 
 #include "emulator/backward_specs.hpp"
+#include "emulator/fp8_specs.hpp"
 #include "emulator/mutations.hpp"
 #include "emulator/packed_specs.hpp"
 #include "emulator/pairwise.hpp"
@@ -312,8 +313,8 @@ KernelSpec combine_spec(const KernelSpec& split) {
   spec.own = fa::plan::ForwardCombine{};
   spec.arch = split.arch;
   spec.dtype = split.dtype;
-  if (split.is<fa::plan::Sm90Fp8Forward>()) {
-    const auto& own = split.as<fa::plan::Sm90Fp8Forward>();
+  if (split.is<fa::plan::Sm90Fp8Forward>() || split.is<fa::plan::Sm80Fp8Forward>()) {
+    const Fp8Facts own = fp8_facts(split);
     spec.dtype = own.byte_output ? fa::DType::e4m3 : own.half_output ? fa::DType::f16 : fa::DType::bf16;
   }
   spec.d_v = split.d_v;

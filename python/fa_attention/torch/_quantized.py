@@ -206,7 +206,7 @@ def quantized_attention(q: Tensor, k: Tensor, v: Tensor, *, q_scale: Optional[Te
                         score: Optional[str] = None, mask: Optional[str] = None, captures: Captures = None,
                         sink: Optional[Tensor] = None, return_lse: bool = False) -> Any:
     """`attention` of q, k and v in 8 bits, by products of 8 bits (docs/fp8.md, docs/int8.md): o [b, h_q, s_q, d_v], in the
-    memory order of q. On a GPU of Hopper, and on the CPU.
+    memory order of q. On GPUs of compute capability 8.9 or later, int8 and `precise` on Hopper alone, and on the CPU.
 
     q [b, h_q, s_q, d_qk], k [b, h_kv, s_kv, d_qk], v [b, h_kv, s_kv, d_v], all torch.float8_e4m3fn or all torch.float8_e5m2;
     or q and k torch.int8 beside a v of torch.float8_e4m3fn. Head dims are multiples of 16 up to 256, and contiguous. With

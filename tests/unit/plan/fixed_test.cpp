@@ -104,7 +104,7 @@ TEST(Fixed, FieldsOfOverridesAloneAreSetByNothingElse) {
 
 TEST(Fixed, RefusalsNameTheFieldAndWhatIsAccepted) {
   EXPECT_TRUE(contains(refusal("sm70", ""),
-                       "kernel.kernel = sm70: accepted is sm80, sm90, sm90_wide, sm90_fp8, sm80_forward, "
+                       "kernel.kernel = sm70: accepted is sm80, sm90, sm90_wide, sm90_fp8, sm80_fp8, sm80_forward, "
                        "sm90_forward"));
   EXPECT_TRUE(contains(refusal("sm90_forward", "", Op::backward), "sm90_backward"));
   EXPECT_TRUE(contains(refusal("", "tile_m"), "kernel.text = tile_m: accepted is field=value"));

@@ -121,30 +121,28 @@ TEST(Sm90Fp8Forward, PackedBatchesHaveTwoConsumers) {
 }
 
 TEST(Sm90Fp8Forward, RefusesWhatNoKernelServes) {
-  Variants mask;
-  mask.mask = "q>=kv";
   using Change = void (*)(Problem&);
   constexpr Change kChanges[] = {
       [](Problem& p) { p.arch = parse_arch("sm_80"); },
-      [](Problem& p) { p.arch = parse_arch("sm_89"); },
-      [](Problem& p) { p.arch = parse_arch("sm_100a"); },
       [](Problem& p) { p.d_qk = 264; },
       [](Problem& p) { p.d_v = 40; },
-      [](Problem& p) { p.page_size = 20; },
+      [](Problem& p) { p.page_size = 20, p.dtype = DType::i8; },
       [](Problem& p) { p.dropout = true; },
       [](Problem& p) { p.accumulate = true; },
       [](Problem& p) { p.invariance = Invariance::batch; },
       [](Problem& p) { p.value_in_key = true; },
       [](Problem& p) { p.aligned = false; },
-      [](Problem& p) { p.tensor_maps = false; },
-      [](Problem& p) { p.dtype = DType::i8, p.arch = parse_arch("sm_80"); },
+      [](Problem& p) { p.tensor_maps = false, p.precise = true; },
+      [](Problem& p) { p.dtype = DType::i8, p.arch = parse_arch("sm_89"); },
   };
   for (const Change change : kChanges) {
     Problem problem = fp8(128);
     change(problem);
     EXPECT_THROW(plan_forward(problem, {}), Error);
   }
-  Problem masked = fp8(128);
+  Variants mask;
+  mask.mask = "q>=kv";
+  Problem masked = fp8(128, DType::i8);
   masked.variants = &mask;
   EXPECT_THROW(plan_forward(masked, {}), Error);
   EXPECT_THROW(plan_forward(fp8(128), {Family::sm80}), Error);
@@ -157,7 +155,7 @@ TEST(Sm90Fp8Forward, RefusesWhatNoKernelServes) {
 TEST(Sm90Fp8Forward, NamesAWindowWithinAPage) {
   Variants window;
   window.left_window = true;
-  Problem problem = fp8(128);
+  Problem problem = fp8(128, DType::i8);
   problem.variants = &window;
   problem.page_size = 64;
   problem.window_left = 64;

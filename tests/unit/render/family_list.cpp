@@ -164,6 +164,34 @@ void add_fp8(Families& all) {
   }
 }
 
+/// The same by mma.sync, with mask functions too.
+void add_fp8_by_mma(const char* arch, Families& all) {
+  const std::string name = fmt::format("{} fp8", arch);
+  plan::Variants variants = functions();
+  for (const DType dtype : {DType::e4m3, DType::e5m2}) {
+    for (const int d : {64, 128, 256}) {
+      plan::Problem problem = problem_of(arch, dtype, d, d, (d != 128) == (dtype == DType::e4m3));
+      problem.o_dtype = d == 64 ? DType::f16 : d == 128 ? DType::bf16 : DType::e4m3;
+      all.forward(name, problem);
+      all.forward(name + " decode", decode_of(problem, d == 64 ? 20 : static_cast<int>(kContiguous)));
+      problem.key_scales = problem.value_scales = d != 64;
+      all.forward(name + " packed", packed(problem));
+      problem.b = 1;
+      problem.s_q = 1;
+      all.forward(name + " splits", problem);
+    }
+  }
+  plan::Problem problem = problem_of(arch, DType::e4m3, 128, 128, true);
+  all.forward(name, problem, false, {"sm80_fp8", "single_level=1"});
+  problem.variants = &variants;
+  all.forward(name + " functions", problem);
+  problem.bounded = true;
+  all.forward(name + " bounded", packed(problem));
+  variants.placed = problem.placed = problem.place_in_memory = true;
+  problem.place = ShardPlace{.whole_b = 8, .whole_h_q = 32, .whole_s_q = 8192, .whole_s_kv = 8192};
+  all.forward(name + " in memory", problem);
+}
+
 /// Caches of 8 and 4 bits, latent rows, and appends into all of them.
 void add_caches(const char* arch, Families& all) {
   const std::string name = fmt::format("{} cache", arch);
@@ -349,6 +377,7 @@ std::vector<NamedSpec> family_list() {
   Families all("family");
   add_turing(all);
   add_fp8(all);
+  for (const char* const arch : {"sm_89", "sm_120a"}) add_fp8_by_mma(arch, all);
   for (const char* const arch : {"sm_80", "sm_90a", "sm_120a"}) {
     add_caches(arch, all);
     add_others(arch, all);
