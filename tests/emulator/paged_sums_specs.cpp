@@ -164,7 +164,7 @@ const std::vector<StatisticsMutation>& paged_sums_mutations() {
       {"paged_sums_at_places_of_the_request", kSums, "tile.head) * params.s_kv + first_key;",
        "tile.head) * lengths.s_kv + first_key;", "pages"},
       {"paged_sums_of_the_first_part_of_keys", kSums, "rows.load_k(tile.block * kParts + part, part);",
-       "rows.load_k(tile.block * kParts, part);", "pages"},
+       "rows.load_k(tile.block * kParts, part);", "one_buffer"},
       {"stored_sums_of_codes", kSums, "StoredScales<Scores>{rows}.multiply_k(s, part);", "", "e4m3"},
       {"u4_sums_by_scales_of_the_next_key",
        kSums,

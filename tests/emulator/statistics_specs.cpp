@@ -464,7 +464,7 @@ std::vector<StatisticsMutation> column_sum_mutations() {
       {"sums_of_the_first_part_of_keys", "sm80/sm80_column_sums.cuh", "first = first_key + part * kPartKeys;",
        "first = first_key;", "sums"},
       {"sums_of_parts_masked_as_the_first", "sm80/sm80_column_sums.cuh", "tile.block * kParts + part;",
-       "tile.block * kParts;", "sums_causal"},
+       "tile.block * kParts;", "sums_one_buffer"},
       {"sums_of_parts_at_one_place", "sm80/sm80_column_sums.cuh", "sums[n / kNTiles]", "sums[0]", "sums"},
       {"sums_of_parts_by_one_tile",
        "sm80/sm80_column_sums.cuh",

@@ -104,7 +104,7 @@ TEST_F(CliCarry, OthersAreLeftOutWithTheReason) {
   EXPECT_TRUE(table->rows.empty());
   EXPECT_NE(output.find("measured with templates 0000"), std::string::npos) << output;
 
-  change_old("\n}  // namespace fa::kernel", "\nstatic_assert(sizeof(int) == 8);\n}  // namespace fa::kernel");
+  change_old("\n}\n\n#endif", "\nstatic_assert(sizeof(int) == 8);\n}\n\n#endif");
   output.clear();
   table = carried(digest_of_old(), &output);
   ASSERT_TRUE(table) << output;
