@@ -159,7 +159,7 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
     call.cleared = call.workspace.bytes(Section::counters);
     call.add(Role::norms, row_norms_blocks(problem, kernels[Role::norms]), &params);
   }
-  const bool early = may_start_early(attention);
+  const bool early = may_start_early(attention) && !attention.place_in_memory;  // which is read ahead of all waits
   if (attention.kernel().tensor_maps) {
     remake(call.forward_params.maps, [&] { return sm90_forward_maps(tensors, attention); });
     call.mapped_ = true;
