@@ -22,7 +22,8 @@ constexpr int kMaxTileN = 256;
 constexpr int kMostRegisters = 200;  // of fragments, of a thread
 constexpr int kReservedSharedPerBlock = 1024;
 constexpr int kWideHeadDim = 192;
-constexpr int kHarmlessSpill = 48;  // of addresses
+constexpr int kHarmlessSpill = 48;         // of addresses
+constexpr int kHarmlessSpillOfWide = 128;  // of head dims above kWideHeadDim
 
 struct Tile {
   int tile_m, tile_n, stages;
@@ -126,7 +127,8 @@ int sm80_fp8_forward_resident_blocks(const KernelSpec& spec) {
 }
 
 int sm80_fp8_forward_harmless_spill(const KernelSpec& spec) {
-  return spec.arch.major == 9 || spec.arch.major == 10 ? kHarmlessSpill : 0;
+  if (spec.arch.major != 9 && spec.arch.major != 10) return 0;
+  return std::max(spec.d_qk, spec.d_v) > kWideHeadDim ? kHarmlessSpillOfWide : kHarmlessSpill;
 }
 
 std::string sm80_fp8_forward_refusal(const KernelSpec& spec) {
