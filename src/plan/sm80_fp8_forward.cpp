@@ -23,7 +23,7 @@ constexpr int kMostRegisters = 200;  // of fragments, of a thread
 constexpr int kReservedSharedPerBlock = 1024;
 constexpr int kWideHeadDim = 192;
 constexpr int kHarmlessSpill = 48;         // of addresses
-constexpr int kHarmlessSpillOfWide = 128;  // of head dims above kWideHeadDim
+constexpr int kHarmlessSpillOfWide = 128;  // of products made of those of 16 bits; above kWideHeadDim
 
 struct Tile {
   int tile_m, tile_n, stages;

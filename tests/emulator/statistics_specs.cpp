@@ -171,6 +171,9 @@ std::vector<StatisticsCase> column_sum_cases() {
     packed->config.varlen = true;
     add("_one_buffer", attention_of(DType::bf16, {1, 2, 1, 600, 140, 16, 16}, true), config)->config.kernel =
         fa::KernelOverride{"column_sums", "row_buffers=1"};
+    // More tiles of 128 keys than one round has, which are of two parts then.
+    if (sums == fa::ColumnSums::query_heads)
+      add("_many_heads", attention_of(DType::bf16, {1, 134, 67, 40, 140, 16, 16}, true), config);
     add("_sections", attention_of(DType::bf16, {2, 4, 2, 150, 260, 16, 16}, true), config)->sum_heads_in_flight = 3;
     config.statistics.top_keys = 7;
     add("_top_keys", attention_of(DType::bf16, {2, 4, 2, 150, 100, 16, 16}, true), config);
@@ -464,7 +467,7 @@ std::vector<StatisticsMutation> column_sum_mutations() {
       {"sums_of_the_first_part_of_keys", "sm80/sm80_column_sums.cuh", "first = first_key + part * kPartKeys;",
        "first = first_key;", "sums"},
       {"sums_of_parts_masked_as_the_first", "sm80/sm80_column_sums.cuh", "tile.block * kParts + part;",
-       "tile.block * kParts;", "sums_one_buffer"},
+       "tile.block * kParts;", "sums_many_heads"},
       {"sums_of_parts_at_one_place", "sm80/sm80_column_sums.cuh", "sums[n / kNTiles]", "sums[0]", "sums"},
       {"sums_of_parts_by_one_tile",
        "sm80/sm80_column_sums.cuh",
