@@ -410,8 +410,13 @@ struct Epilogue : Schedule<Traits> {
     float* const target = params.partial_o + row * kHeadDimV + 2 * (lane % 4);
     FA_UNROLL
     for (int j = 0; j < kHeadDimV / 8; ++j) {
-      const uint64_t pair = ptx::bits(o[4 * j + 2 * r]) | uint64_t{ptx::bits(o[4 * j + 2 * r + 1])} << 32;
-      ptx::st_global(reinterpret_cast<uint64_t*>(target + 8 * j), pair);
+      if constexpr (kLeavesSplits) {
+        const uint64_t pair = ptx::bits(o[4 * j + 2 * r]) | uint64_t{ptx::bits(o[4 * j + 2 * r + 1])} << 32;
+        ptx::st_global(reinterpret_cast<uint64_t*>(target + 8 * j), pair);
+      } else {  // pairs take registers that heads of over 192 columns do not have, beside posted work
+        ptx::st_global(target + 8 * j, o[4 * j + 2 * r]);
+        ptx::st_global(target + 8 * j + 1, o[4 * j + 2 * r + 1]);
+      }
     }
   }
 

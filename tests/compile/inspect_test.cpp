@@ -82,6 +82,7 @@ TEST_P(InspectCompile, SumsColumns) {
       plan::Problem with = problem(dtype, d);
       with.causal = d != 64;
       with.statistics.column_sums = ColumnSums::query_heads;
+      with.b = 256;  // rounds of thread blocks
       const plan::KernelSpec spec = plan::column_sums_spec(with);
       const int shared = plan::limits(spec.arch).shared_per_block;
       // As many blocks of 128 keys have room as of 64, of the two that registers leave.
@@ -93,7 +94,12 @@ TEST_P(InspectCompile, SumsColumns) {
       EXPECT_EQ(spec.tile_n == 128, large);
       EXPECT_LE(std::max(large ? blocks(64) : 1, 1) * plan::shared_bytes(spec), shared);
       expect_clean(spec);
+      with.b = 1;
+      if (with.causal && large && !eight_warps) {
+        EXPECT_LT(plan::column_sums_spec(with).tile_n, 128) << "one round";
+      }
       if (!eight_warps) continue;
+      with.b = 256;
       with.sum_buffers = 2;
       expect_clean(plan::column_sums_spec(with));
     }
