@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <array>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -166,6 +168,7 @@ TEST_P(Sm80ForwardCompile, FewRowsOfStoredCachesDoNotSpill) {
 // Prefills and decodes over pages of every kind: one for many tiles, many for a tile, and no power of two.
 TEST_P(Sm80ForwardCompile, PagesDoNotSpill) {
   constexpr int kPageSizes[] = {16, 1, 256, 12};
+  constexpr std::array kSchedules{false, true};
   std::size_t n = 0;
   for (const DType dtype : {DType::bf16, DType::f32}) {
     for (const HeadDims& dims : {HeadDims{64, 64}, {128, 128}, {256, 256}, {192, 128}}) {
@@ -179,7 +182,7 @@ TEST_P(Sm80ForwardCompile, PagesDoNotSpill) {
         p.s_q = s_q;
         p.total_q = p.b * s_q;
         p.s_kv = 32768;
-        for (const bool scheduled : {false, true}) {
+        for (const bool scheduled : test::tried(kSchedules, turn / std::size(test::kArchitectures))) {
           const plan::ForwardPlan planned = plan::plan_forward(p, {plan::Family::sm80, {{"scheduled", scheduled}}});
           EXPECT_EQ(planned.kernel.page_size, p.page_size);
           EXPECT_EQ(planned.kernel.scheduled(), scheduled);

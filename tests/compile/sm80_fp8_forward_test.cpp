@@ -83,8 +83,10 @@ TEST_P(Sm80Fp8ForwardCompile, PackedBatchesScalesAndOutputs) {
 }
 
 TEST_P(Sm80Fp8ForwardCompile, Pages) {
+  constexpr std::array kPageSizes{20, 64, static_cast<int>(kContiguous)};
+  std::size_t turn = 0;
   for (const int d : {64, 128, 256}) {
-    for (const int page_size : {20, 64, static_cast<int>(kContiguous)}) {
+    for (const int page_size : test::tried(kPageSizes, turn++)) {
       plan::Problem problem = fp8(d, d, true);
       problem.page_size = page_size;
       problem.key_scales = problem.value_scales = page_size != 64;

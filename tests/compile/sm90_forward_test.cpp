@@ -10,6 +10,7 @@
 #include "compile/compiler.hpp"
 #include "plan/planner.hpp"
 #include "render/source.hpp"
+#include "support/thorough.hpp"
 
 // The Hopper kernels that the planner picks compile with NVRTC without spilling and without a wgmma that ptxas waits
 // for; no GPU is involved. FA_COMPILE_GRID=1 compiles every head dim instead of a few.
@@ -128,7 +129,9 @@ TEST(Sm90ForwardCompile, FewRowsOverPages) {
       EXPECT_EQ(planned.kernel.split, b == 1);
       EXPECT_EQ(planned.kernel.own_parts(), b == 2 && d <= 192);
       EXPECT_EQ(planned.kernel.scheduled(), b == 40 || (b == 2 && d > 192));
-      EXPECT_EQ(expect_compiles(planned.kernel), 0);
+      if (test::tries(turn, 2)) {
+        EXPECT_EQ(expect_compiles(planned.kernel), 0);
+      }
     }
   }
 }
