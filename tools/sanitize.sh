@@ -27,7 +27,7 @@ small+=':Packed.DropoutOf*:Sink/HiddenRows*:All/LateKeys*'
 small+=':Forward.OneHead*:*/Overrides.*:*Tall*s453*:Forward.Unaligned*:ForwardStream.ATooSmall*'
 small+=':Seeds/RandomPaged.*/0:Seeds/RandomStored.*/0:Seeds/RandomU4.*/0:Seeds/RandomSharedPrefixes.*/0'
 small+=':Seeds/RandomAppends.*/0:Seeds/RandomMerges.*/0:Mla.WindowsAndSinks*:Fp8Forward.RowsWithoutKeys*'
-small+=':Int8Forward.FunctionsWindows*:GpuStatistics.OfHeads:GpuStatisticsGradients.OfSmallCalls'
+small+=':Sm80Fp8Forward.WindowsFunctions*:Int8Forward.FunctionsWindows*:GpuStatistics.OfHeads:GpuStatisticsGradients.OfSmallCalls'
 # Loads behind tests of random functions: what a compiler may execute in front of them, only a GPU shows. And tables that
 # lead out of a cache.
 random='Guarded/RandomFunctions.*:Random/Combinations.*/1?:Paged.WrongTablesAndLengths*'

@@ -189,6 +189,15 @@ more=()
 [[ $mode != full ]] || more=(--torch)
 python=$(tools/python_venv.sh "${more[@]}") || python=''
 options=(-DFA_BUILD_TORCH_OPS=OFF -U '*Python3_EXECUTABLE')
+# What computes alone is tested here, what handles memory under the sanitizers, and what these try a part of in both
+# builds; --full tests everything in both.
+rooms="reference;tools;tune;parallel" watched="support;expression;cache;compile;driver;api"
+pure="plan;render" mutants=OFF
+[[ $mode != full ]] || mutants=ON
+release_rooms="$rooms;$pure" asan_rooms="$rooms;$watched"
+[[ $mode == normal ]] || release_rooms="$rooms;$pure;$watched"
+[[ $mode != full ]] || asan_rooms=$release_rooms
+options+=("-DFA_UNIT_ROOMS=$release_rooms" "-DFA_EVERY_MUTANT=$mutants")
 [[ -z $python ]] || options+=("-DPython3_EXECUTABLE=$python")
 if [[ $mode == full ]]; then
   if [[ -n $python ]] && "$python" -c 'import torch; assert torch.__version__ >= torch.torch_version.TorchVersion("2.10")' 2>/dev/null; then
@@ -260,11 +269,11 @@ if [[ $mode != quick ]]; then
   check "static in a project of C alone" check_subproject STATIC -DFA_SHARED=OFF -DCONSUMER_LANGUAGES=C
 
   stage 7 "AddressSanitizer and UndefinedBehaviorSanitizer"
-  accesses=OFF
-  [[ $mode != full ]] || accesses=ON
-  configure asan -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF -DFA_SANITIZE_ACCESSES=$accesses
+  accesses=OFF less=(-E self_test)
+  [[ $mode != full ]] || accesses=ON less=()
+  configure asan -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF -DFA_SANITIZE_ACCESSES=$accesses "-DFA_UNIT_ROOMS=$asan_rooms"
   cmake --build build/asan -j "$jobs" --target unit_tests
-  run_ctest asan build/asan -L unit
+  run_ctest asan build/asan -L unit "${less[@]}"
 
   stage 3 "ThreadSanitizer"
   configure tsan -DFA_BUILD_TOOLS=OFF -DFA_BUILD_EXAMPLES=OFF

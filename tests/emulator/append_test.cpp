@@ -7,6 +7,7 @@
 #include "emulator/append_run.hpp"
 #include "emulator/append_specs.hpp"
 #include "emulator/fault.hpp"
+#include "support/thorough.hpp"
 
 namespace emulator {
 namespace {
@@ -29,7 +30,7 @@ class Appends : public testing::TestWithParam<std::size_t> {
 
 TEST_P(Appends, WriteWhatTheFormulaSays) {
   AppendCase c = append_kinds()[GetParam()];
-  for (std::uint32_t seed = 1; seed <= 12; ++seed) {
+  for (std::uint32_t seed = 1; seed <= (fa::test::thorough() ? 12U : 6U); ++seed) {
     draw_requests(c, static_cast<std::uint32_t>(GetParam()) * 100 + seed);
     run(c, seed);
   }
@@ -39,7 +40,7 @@ TEST_P(Appends, WriteWhatTheFormulaSays) {
 TEST_P(Appends, StayInTheirMemory) {
   AppendCase c = append_kinds()[GetParam()];
   c.hostile = true;
-  for (std::uint32_t seed = 1; seed <= 8; ++seed) {
+  for (std::uint32_t seed = 1; seed <= (fa::test::thorough() ? 8U : 4U); ++seed) {
     draw_requests(c, static_cast<std::uint32_t>(GetParam()) * 100 + 50 + seed);
     run(c, seed);
   }

@@ -5,9 +5,12 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstdint>
 #include <random>
 
 #include "emulator/fp8_specs.hpp"
+#include "support/thorough.hpp"
 
 namespace emulator {
 namespace {
@@ -21,7 +24,8 @@ class Fp8Paged : public testing::TestWithParam<std::size_t> {};
 TEST_P(Fp8Paged, MatchesTheReference) {
   const KernelSpec& spec = fp8_paged_specs()[GetParam()];
   for (std::size_t batch = 0; batch < kFp8PagedBatches; ++batch) {
-    for (const std::uint64_t schedule : {1, 2}) {
+    constexpr std::array<std::uint64_t, 2> kSchedules{1, 2};
+    for (const std::uint64_t schedule : fa::test::tried(kSchedules, GetParam() + batch)) {
       const PagedCase c = fp8_paged_case(spec, batch, schedule == 1);
       SCOPED_TRACE(canonical(spec) + ", " + testing::PrintToString(c));
       const PagedData data = make_data(c);

@@ -132,7 +132,8 @@ class Fp8Forward : public testing::TestWithParam<std::size_t> {
 };
 
 TEST_P(Fp8Forward, MatchesTheReferenceUnderEverySchedule) {
-  for (std::size_t i = 0; i < 2; ++i) {
+  constexpr std::array<std::size_t, 2> kCases{0, 1};
+  for (const std::size_t i : fa::test::tried(kCases, GetParam())) {
     ForwardCase c = case_of(fp8_specs()[GetParam()], 2 * GetParam() + i);
     c.lse = i == 0;
     AttentionInputs inputs = make_inputs(c);

@@ -209,8 +209,10 @@ std::string mutant(const Mutation& mutation, const fs::path& folder) {
 
 std::string mutants_file(const fs::path& folder, std::size_t file, std::size_t files) {
   std::string text = "#include <emulator/registry.hpp>\n#include <emulator/instructions.hpp>\n\n";
-  const std::vector<Mutation>& all = emulator::mutations();
-  for (std::size_t i = file; i < all.size(); i += files) text += mutant(all[i], folder / "mutants");
+  const std::vector<std::size_t>& built = emulator::built_mutations();
+  for (std::size_t i = file; i < built.size(); i += files) {
+    text += mutant(emulator::mutations()[built[i]], folder / "mutants");
+  }
   return text;
 }
 
@@ -381,6 +383,8 @@ int main(int argc, char** argv) {
     for (std::size_t i = 0; i < variant_files; ++i) {
       write(folder / fmt::format("variants_{}.cpp", i), kernels_file(variants, i, variant_files));
     }
+    // Each applies, also those that are not built.
+    for (const Mutation& mutation : emulator::mutations()) mutated(mutation, commented(mutation.header));
     for (std::size_t i = 0; i < mutant_files; ++i) {
       write(folder / fmt::format("mutants_{}.cpp", i), mutants_file(folder, i, mutant_files));
     }

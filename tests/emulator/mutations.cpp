@@ -105,6 +105,20 @@ const std::vector<Mutation>& mutations() {
   return instance;
 }
 
+const std::vector<std::size_t>& built_mutations() {
+#ifdef FA_EVERY_THIRD_MUTANT
+  constexpr std::size_t kStep = 3;
+#else
+  constexpr std::size_t kStep = 1;
+#endif
+  static const std::vector<std::size_t> instance = [] {
+    std::vector<std::size_t> places;
+    for (std::size_t i = 0; i < mutations().size(); i += kStep) places.push_back(i);
+    return places;
+  }();
+  return instance;
+}
+
 bool is_of_schedule(const Mutation& mutation) {
   const bool of_slots = mutation.header == "common/schedule_slots.cuh" && mutation.subject.spec.scheduled();
   return of_slots || mutation.header == "common/schedule.cuh";

@@ -1,6 +1,7 @@
 #ifndef FA_TESTS_EMULATOR_MUTATIONS_HPP_
 #define FA_TESTS_EMULATOR_MUTATIONS_HPP_
 
+#include <cstddef>
 #include <optional>
 #include <set>
 #include <string>
@@ -49,6 +50,8 @@ struct Mutation {
 };
 
 const std::vector<Mutation>& mutations();
+/// Places in that list of those that this build compiles: all, or without its option FA_EVERY_MUTANT every third one.
+const std::vector<std::size_t>& built_mutations();
 
 bool is_backward(const Mutation& mutation);
 /// Whether it changes the kernel that writes schedules, not the one that reads them.

@@ -398,7 +398,7 @@ TEST_P(Mutants, AreCaughtAndNamed) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernel, Mutants, testing::Range<std::size_t>(0, mutations().size()),
+INSTANTIATE_TEST_SUITE_P(Kernel, Mutants, testing::ValuesIn(built_mutations()),
                          [](const testing::TestParamInfo<std::size_t>& parameter) {
                            return mutations()[parameter.param].name;
                          });
@@ -410,6 +410,8 @@ TEST(Mutants, ADeadlockNamesTheBarrier) {
   for (const auto& [name, barrier] : expected) {
     const auto mutation = std::ranges::find(mutations(), name, &Mutation::name);
     ASSERT_NE(mutation, mutations().end());
+    const auto place = static_cast<std::size_t>(mutation - mutations().begin());
+    if (std::ranges::find(built_mutations(), place) == built_mutations().end()) continue;
     try {
       run(*mutation, true, 1);
       ADD_FAILURE() << name;

@@ -79,6 +79,7 @@ class Paged : public testing::TestWithParam<std::size_t> {};
 TEST_P(Paged, MatchesTheReference) {
   const PagedKernel& kernel = paged_kernels()[GetParam()];
   for (std::size_t batch = 0; batch < kBatches; ++batch) {
+    if (!fa::test::thorough() && (GetParam() + batch) % kBatches == 0) continue;  // two of the three
     const PagedCase c = make_case(kernel, batch);
     SCOPED_TRACE(canonical(kernel.spec) + ", " + testing::PrintToString(c));
     const PagedData data = make_data(c);

@@ -147,6 +147,7 @@ double tolerance(fa::DType dtype) {
 
 TEST_P(SharedKeys, ForwardsThatShareKeysAreRight) {
   for (std::size_t batch = 0; batch < kBatches; ++batch) {
+    if (batch < 2 && !fa::test::tries(GetParam() / 2 + batch, 2)) continue;  // in turn
     const PagedCase c = make_case(kernel_, batch);
     const PagedData data = make_data(c);
     const AttentionOutputs expected = reference_f64(c, data);

@@ -12,110 +12,15 @@
 #include <utility>
 #include <vector>
 
-#include "gpu/device_case.hpp"
-#include "gpu/paged_case.hpp"
+#include "gpu/fp8_case.hpp"
 #include "plan/arch.hpp"
 
 namespace fa::test {
 namespace {
 
-// docs/numerics.md, "8-bit floats": the root mean square of the error over that of O, for standard normal inputs, and
-// the greatest error over the greatest |O|.
-constexpr double kRelative = 0.04;
-constexpr double kGreatest = 1.0 / 16;
-constexpr double kLse = 5e-3;
-
-struct Fp8Error {
-  double relative = 0;
-  double greatest = 0;
-};
-
-Fp8Error error_of(const HostTensor& actual, const HostTensor& expected) {
-  const TensorView t = expected.view();
-  double squares = 0, of_all = 0, most = 0, greatest = 0;
-  for (std::int64_t b = 0; b < t.shape[0]; ++b) {
-    for (std::int64_t h = 0; h < t.shape[1]; ++h) {
-      for (std::int64_t s = 0; s < t.shape[2]; ++s) {
-        for (std::int64_t d = 0; d < t.shape[3]; ++d) {
-          const double o = expected.at(b, h, s, d);
-          const double error = std::abs(actual.at(b, h, s, d) - o);
-          if (std::isnan(error)) return {std::numeric_limits<double>::infinity(), 0};
-          squares += error * error;
-          of_all += o * o;
-          most = std::max(most, error);
-          greatest = std::max(greatest, std::abs(o));
-        }
-      }
-    }
-  }
-  if (squares == 0) return {};
-  return {std::sqrt(squares / of_all), most / greatest};
-}
-
 bool is_hopper() {
   return driver::device_info(0).arch == plan::parse_arch("sm_90a");
 }
-
-struct Fp8Call {
-  explicit Fp8Call(const AttentionCase& c, bool scaled = false, bool key_scales = false) : device(c) {
-    if (!scaled) return;
-    add_scales(c, device.host_inputs);
-    if (key_scales) {
-      add_key_scales(c, device.host_inputs);
-      add_value_scales(c, device.host_inputs);
-    }
-    for (const HostTensor* scale :
-         {&device.host_inputs.q_scale, &device.host_inputs.k_scale, &device.host_inputs.v_scale}) {
-      scales.emplace_back(*scale);
-    }
-  }
-
-  Fp8Error run(const AttentionConfig& config, bool has_lse = true) {
-    ForwardInputs in = device.inputs();
-    if (!scales.empty()) {
-      in.q_scale = scales[0].const_view();
-      in.k_scale = of_heads(scales[1]);
-      in.v_scale = of_heads(scales[2]);
-    }
-    ForwardOutputs out = device.outputs();
-    if (!has_lse) out.lse = {};
-    Attention::create(config, Device::cuda(0)).forward(in, out);
-    driver::check(driver::api().cuCtxSynchronize(), "cuCtxSynchronize");
-    device.o.read(device.host_outputs.o);
-    device.lse.read(device.host_outputs.lse);
-    const AttentionOutputs expected = reference_f64(device.problem, device.host_inputs);
-    EXPECT_TRUE(device.o.buffer.guards_intact() && device.lse.buffer.guards_intact());
-    if (has_lse) {
-      EXPECT_LE(lse_max_abs_error(std::as_const(device.host_outputs.lse).view(), expected.lse.view()), kLse * unit());
-    }
-    return error_of(device.host_outputs.o, expected.o);
-  }
-
-  /// What scales make of logits that are as great as those of standard normal inputs, whose sums are cut off in
-  /// proportion (docs/numerics.md, "8-bit floats").
-  double unit() const {
-    double product = 1;
-    if (scales.empty()) return product;
-    for (const HostTensor* scale : {&device.host_inputs.q_scale, &device.host_inputs.k_scale}) {
-      const auto [b, h, s, _] = scale->view().shape;
-      double greatest = 0;
-      for (std::int64_t row = 0; row < b * h * s; ++row) {
-        greatest = std::max(greatest, std::abs(scale->at(row / s / h, row / s % h, row % s, 0)));
-      }
-      product *= greatest;
-    }
-    return std::max(product, 1.0);
-  }
-
-  static TensorView of_heads(const DeviceTensor& scale) {
-    TensorView view = scale.const_view();
-    if (view.shape[2] == 1) view.rank = 2;
-    return view;
-  }
-
-  DeviceCase device;
-  std::vector<DeviceTensor> scales;
-};
 
 class Fp8Forward : public GpuTest {
  protected:
@@ -306,20 +211,7 @@ TEST_F(Fp8Forward, PagesMatchFloat64) {
         AttentionConfig config = config_of(c);
         config.precise = precise;
         Attention::create(config).forward(device.inputs(), device.outputs());
-        const AttentionOutputs actual = device.results();
-        const AttentionOutputs expected = reference_f64(c, device.host);
-        double squares = 0, of_all = 0;
-        for (std::size_t i = 0; i < c.rows.size(); ++i) {
-          const std::int64_t first = c.packed ? device.host.cu_q[i] : 0,
-                             b = c.packed ? 0 : static_cast<std::int64_t>(i);
-          for (std::int64_t at = 0; at < c.rows[i] * c.attention.h_q * d; ++at) {
-            const std::int64_t h = at / d % c.attention.h_q, s = first + at / d / c.attention.h_q;
-            const double o = expected.o.at(b, h, s, at % d), error = actual.o.at(b, h, s, at % d) - o;
-            squares += error * error;
-            of_all += o * o;
-          }
-        }
-        EXPECT_LE(std::sqrt(squares / of_all), precise ? 0.3 * 0.026 : kRelative);
+        EXPECT_LE(relative_error(c, device.host, device.results()), precise ? 0.3 * 0.026 : kRelative);
       }
     }
   }
