@@ -1,5 +1,5 @@
-// Forwards of 8-bit floats by mma.sync on a GPU against float64 of the very inputs: the kernels of Ada and of Blackwell,
-// which a Hopper GPU runs too where they are asked for.
+// Forwards of 8-bit floats by mma.sync on a GPU against float64 of the very inputs: the kernels of Ada and of
+// Blackwell, which a Hopper GPU runs too where they are asked for.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
