@@ -140,6 +140,27 @@ void expect_correct(DeviceCase& device) {
   }
 }
 
+AttentionCase random_case(std::mt19937_64& random) {
+  const auto pick = [&](std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
+  };
+  AttentionCase c;
+  c.b = pick(1, 3);
+  c.h_kv = pick(1, 3);
+  c.h_q = c.h_kv * pick(1, 4);
+  c.s_q = pick(1, 700);
+  c.s_kv = pick(1, 900);
+  const std::int64_t dims[] = {24, 64, 80, 128};
+  c.d_qk = dims[pick(0, 3)];
+  c.d_v = dims[pick(0, 3)];
+  c.dtype = static_cast<DType>(pick(0, 2));
+  c.causal = pick(0, 1) == 1;
+  c.causal_align = static_cast<CausalAlign>(pick(0, 1));
+  c.layout = static_cast<Layout>(pick(0, 1));
+  c.seed = random();
+  return c;
+}
+
 void run_case(const AttentionCase& c, const AttentionConfig& config) {
   SCOPED_TRACE(to_string(c));
   DeviceCase device(c);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <random>
 #include <vector>
 
 #include <fa/attention.hpp>
@@ -79,6 +80,9 @@ Bounds bounds(DType dtype);
 
 /// Waits for the device, then holds the outputs to the float64 reference and the guards to their bytes.
 void expect_correct(DeviceCase& device);
+
+/// A few heads and hundreds of rows and keys, of any 16-bit or f32 type, mask and memory order.
+AttentionCase random_case(std::mt19937_64& random);
 
 /// forward on the default stream, then expect_correct.
 void run_case(const AttentionCase& c, const AttentionConfig& config);

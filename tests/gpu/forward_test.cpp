@@ -391,24 +391,8 @@ TEST_F(Forward, NanBehindTheLastKeyIsNotRead) {
 
 TEST_F(Forward, RandomProblems) {
   std::mt19937_64 random(20);
-  const auto pick = [&](std::int64_t low, std::int64_t high) {
-    return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
-  };
   for (int i = 0; i < 60; ++i) {
-    AttentionCase c;
-    c.b = pick(1, 3);
-    c.h_kv = pick(1, 3);
-    c.h_q = c.h_kv * pick(1, 4);
-    c.s_q = pick(1, 700);
-    c.s_kv = pick(1, 900);
-    const std::int64_t dims[] = {24, 64, 80, 128};
-    c.d_qk = dims[pick(0, 3)];
-    c.d_v = dims[pick(0, 3)];
-    c.dtype = static_cast<DType>(pick(0, 2));
-    c.causal = pick(0, 1) == 1;
-    c.causal_align = static_cast<CausalAlign>(pick(0, 1));
-    c.layout = static_cast<Layout>(pick(0, 1));
-    c.seed = random();
+    const AttentionCase c = random_case(random);
     run_case(c, config_of(c));
     if (HasFailure()) break;
   }

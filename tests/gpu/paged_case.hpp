@@ -160,6 +160,18 @@ inline void run(const PagedCase& c) {
   device.expect_forward();
 }
 
+/// `attention` throws an error that names `argument`.
+inline void expect_refused(const Attention& attention, const PagedCase& c, const PagedData& data,
+                           const std::string& argument) {
+  const DevicePaged device(c, data);
+  try {
+    attention.forward(device.inputs(), device.outputs());
+    ADD_FAILURE() << "nothing was thrown about " << argument;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.field("argument"), argument) << error.what();
+  }
+}
+
 }  // namespace fa::test
 
 #endif  // FA_TESTS_GPU_PAGED_CASE_HPP_

@@ -504,28 +504,19 @@ TEST_F(Paged, WrongTablesAndLengthsAreNamedOnRequest) {
   AttentionConfig config = config_of(c);
   config.check_sequences = true;
   const Attention attention = Attention::create(config);
-  const auto refused = [&](const PagedData& data, const std::string& argument) {
-    const DevicePaged device(c, data);
-    try {
-      attention.forward(device.inputs(), device.outputs());
-      ADD_FAILURE() << "nothing was thrown about " << argument;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.field("argument"), argument) << error.what();
-    }
-  };
   const PagedData right = make_data(c);
   const DevicePaged device(c, right);
   attention.forward(device.inputs(), device.outputs());
   device.expect_forward();
   PagedData wrong = right;
   wrong.table[static_cast<std::size_t>(right.max_pages) + 2] = -1;
-  refused(wrong, "cache.block_table[1][2]");
+  expect_refused(attention, c, wrong, "cache.block_table[1][2]");
   wrong = right;
   wrong.used_kv[1] = static_cast<std::int32_t>(right.max_pages * right.page_rows) + 1;
-  refused(wrong, "seqused_kv[1]");
+  expect_refused(attention, c, wrong, "seqused_kv[1]");
   wrong = right;
   wrong.begin = {0, 18};
-  refused(wrong, "cache.seq_begin[1]");
+  expect_refused(attention, c, wrong, "cache.seq_begin[1]");
 }
 
 /// K and V interleaved in one tensor [pages, 2, page, h_kv, d], and heads in reverse order.
