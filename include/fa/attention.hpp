@@ -179,16 +179,16 @@ struct AttentionConfig {
   int group_size = 0;
   /// With a dtype of e4m3 or e5m2, 8-bit floats, which are of q, k and v: what o is of, bf16, f16 or e4m3; none: bf16.
   /// So with i8, which is of q and k beside a v of e4m3.
-  /// An element stands for its value times a scale (ForwardInputs::q_scale). Forward only, on Hopper and the host, with
-  /// head dims in multiples of 16 up to 256; docs/fp8.md says what else is refused. With i8 scores are sums of whole
-  /// numbers, which are exact (docs/int8.md).
+  /// An element stands for its value times a scale (ForwardInputs::q_scale). Forward only, with head dims in multiples
+  /// of 16 up to 256; docs/fp8.md says what else is refused. It takes compute capability 8.9, for i8 Hopper, or the
+  /// host. With i8 scores are sums of whole numbers, which are exact (docs/int8.md).
   std::optional<DType> o_dtype = std::nullopt;
   /// With 8-bit floats: each key has scales of its own, for its row of K (key_scales) and for that of V (value_scales),
   /// which ForwardInputs::k_scale and v_scale hold.
   bool key_scales = false;
   bool value_scales = false;
-  /// With 8-bit floats: P and V are multiplied as f16, which has all numbers of V. O is as exact as in 16 bits then,
-  /// and takes some longer (docs/fp8.md).
+  /// With 8-bit floats, on Hopper and the host: P and V are multiplied as f16, which has all numbers of V. O is as
+  /// exact as in 16 bits then, and takes some longer (docs/fp8.md).
   bool precise = false;
   /// Of forward. Nothing is tuned then, and the planner's first choice runs. Refused with `accumulate`, and with fields
   /// of `kernel`.
@@ -332,7 +332,7 @@ struct KernelInfo {
   double compile_ms = 0;
   double load_ms = 0;
   int registers = 0;     ///< a thread
-  int local_bytes = 0;   ///< spilled bytes a thread; 0 for every kernel that is planned by default
+  int local_bytes = 0;   ///< spilled bytes a thread; 0 for nearly every kernel that is planned by default
   int shared_bytes = 0;  ///< a thread block
   int threads = 0;       ///< a thread block
   /// What preferred it to others: "planner", "table" (comes with the library), "record" (in the cache directory),
@@ -380,8 +380,9 @@ class FA_API Attention {
   /// Cost: a shape served for the first time is planned, compiled if need be, and loaded. After that a call with a
   /// workspace allocates nothing, takes no lock and may be captured into a CUDA graph. Threads may share an Attention.
   ///
-  /// Errors: throws fa::Error before anything is launched: invalid_argument, no_compiler, compile_failed, cache_miss,
-  /// cuda, out_of_memory. b, h_q or s_q = 0 succeeds without a launch.
+  /// Errors: throws fa::Error before anything is launched: invalid_argument, unsupported, no_compiler, compile_failed,
+  /// cache_miss, cuda, out_of_memory; with `debug` not_finite, behind the kernels. b, h_q or s_q = 0 succeeds without a
+  /// launch.
   void forward(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream = nullptr,
                Workspace workspace = {}) const;
 

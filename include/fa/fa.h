@@ -23,9 +23,9 @@
  * Structs. Each begins with `struct_size`, which the caller sets to the sizeof it was compiled with. A field left at
  * zero has its default. A smaller size than the library's (an older program) leaves the missing fields at their
  * defaults. A larger one (a newer program) is accepted while everything the library does not know is zero, and refused
- * with FA_UNSUPPORTED otherwise. Only fa_device, passed by value, and fa_capture, fa_captured, fa_shared_prefix and
- * fa_shared_prefix_shape, passed in arrays, never grow. A call reads its structs before it returns and keeps none of
- * them.
+ * with FA_UNSUPPORTED otherwise. Only fa_device, passed by value, and fa_capture, fa_captured, fa_state,
+ * fa_shared_prefix and fa_shared_prefix_shape, passed in arrays, never grow. A call reads its structs before it returns
+ * and keeps none of them.
  *
  * Errors. Every function that can fail returns FA_OK or one of the codes below, and never throws. What went wrong is
  * then in fa_last_error_*, for the calling thread, until the next call that fails on that thread. Nothing was launched
@@ -295,8 +295,8 @@ typedef struct fa_config {
   int32_t debug;
   /* With a dtype of FA_E4M3 or FA_E5M2, of q, k and v: what o is of, FA_BF16, FA_F16 or FA_E4M3, where has_o_dtype is
    * nonzero; else FA_BF16. So with FA_I8, which is of q and k beside a v of FA_E4M3. An element stands for its value
-   * times a scale (fa_forward_inputs.q_scale). Forward only, on Hopper and the host; head dims are multiples of 16 up
-   * to 256. */
+   * times a scale (fa_forward_inputs.q_scale). Forward only, from compute capability 8.9 on, with FA_I8 or `precise` on
+   * Hopper alone, and on the host. Head dims are multiples of 16 up to 256. */
   int32_t has_o_dtype;
   int32_t o_dtype;
   /* With a k_dtype or v_dtype of FA_U4X2: columns of a row that share a scale and an offset, 32, 64 or 128. 0: 32. The
@@ -512,8 +512,6 @@ typedef struct fa_forward_inputs {
   const fa_tensor* row_bias;
 } fa_forward_inputs;
 
-/* What fa_forward writes, whole but for the padding of packed batches. With fa_config.accumulate it is read first, and
- * lse is needed. */
 /* P of one query head, made anew behind a forward with fa_config.debug from q, k and lse, which is given then: O = P V.
  */
 typedef struct fa_probability_dump {
@@ -526,6 +524,8 @@ typedef struct fa_probability_dump {
   int64_t h; /* query head */
 } fa_probability_dump;
 
+/* What fa_forward writes, whole but for the padding of packed batches. With fa_config.accumulate it is read first, and
+ * lse is needed. */
 typedef struct fa_forward_outputs {
   uint32_t struct_size;
   uint32_t reserved;    /* 0 */
@@ -809,8 +809,9 @@ FA_C_API void fa_destroy(fa_attention* attention);
  * A shape served for the first time is planned, compiled if need be, and loaded. After that a call with a workspace
  * allocates nothing, takes no lock and may be captured into a CUDA graph.
  *
- * Errors, before anything is launched: FA_INVALID_ARGUMENT, FA_NO_COMPILER, FA_COMPILE_FAILED, FA_CACHE_MISS, FA_CUDA,
- * FA_OUT_OF_MEMORY. b, h_q or s_q = 0 succeeds without a launch. */
+ * Errors, before anything is launched: FA_INVALID_ARGUMENT, FA_UNSUPPORTED, FA_NO_COMPILER, FA_COMPILE_FAILED,
+ * FA_CACHE_MISS, FA_CUDA, FA_OUT_OF_MEMORY; with fa_config.debug FA_NOT_FINITE, behind the kernels. b, h_q or s_q = 0
+ * succeeds without a launch. */
 FA_C_API int fa_forward(const fa_attention* attention, const fa_forward_inputs* inputs,
                         const fa_forward_outputs* outputs, void* stream, const fa_workspace* workspace);
 
@@ -855,6 +856,7 @@ FA_C_API int fa_schedule(const fa_attention* attention, const fa_schedule_inputs
 /* Bytes of a schedule for calls of these limits; 0 where they take none, because requests are too short to be shared
  * out, and on the host device. */
 FA_C_API int fa_schedule_size(const fa_attention* attention, const fa_shape* limits, size_t* size);
+
 /* Merges partial results of attention over different keys:
  *
  *   lse = ln(sum_i exp(lse_i) + exp(sink)),   o = sum_i exp(lse_i - lse) o_i.

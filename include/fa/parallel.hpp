@@ -227,9 +227,8 @@ class FA_PARALLEL_API ContextParallel {
   /// sequences, on the host, in which queries and keys are alike.
   ///
   /// Stream: work is queued on `stream`, some of it on another, transfers on one of the communicator's; all meet again
-  /// at the end. Calls of
-  /// one ContextParallel run one after the other, on one stream at a time. Cost: sizes that are new are planned, and
-  /// memory for them is taken; `prepare` does so beforehand. Prepared calls may be captured.
+  /// at the end. Calls of one ContextParallel run one after the other, on one stream at a time. Cost: sizes that are
+  /// new are planned, and memory for them is taken; `prepare` does so beforehand. Prepared calls may be captured.
   ///
   /// Errors: throws fa::Error. After a failure of communication no more calls are served.
   void forward(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream = nullptr,

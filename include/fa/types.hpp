@@ -40,7 +40,7 @@ struct KernelOverride {
   ///   sm80  mma.sync + cp.async: Ampere and everything after it (sm80_forward, sm80_backward); sm80_fp8: its forward
   ///         of 8-bit floats, from compute capability 8.9 on
   ///   sm90  wgmma + the copy engine (TMA): Hopper, 16-bit elements; sm90_wide: its forward above head dim 256;
-  ///         sm90_fp8: its forward of 8-bit floats
+  ///         sm90_fp8: its forward of 8-bit floats and i8
   std::string kernel = {};
   /// "tile_m=192 stages=2": what is fixed of its fields, with spaces between them. Numbers of 0 leave a field open;
   /// switches are 0 or 1.
@@ -48,13 +48,19 @@ struct KernelOverride {
   ///                  the query rows of a key tile)
   ///   forward        pack_gqa (query heads of a KV head share a tile)
   ///   sm80           warps
-  ///   sm80_forward   q_in_registers, loop_bodies (2: masked tiles have their own), warps_n (2: pairs share query rows)
+  ///   sm80_forward   q_in_registers, loop_bodies (2: masked tiles have their own), warps_n (2: pairs share query rows;
+  ///                  4, 8: groups do), scheduled, own_parts (how blocks share keys of a cache), split_warps
   ///   sm90_forward   q_buffers (query tiles in flight), take_turns (warpgroups at the tensor cores),
   ///                  affine_product (the tensor cores add an affine score function),
   ///                  affine_reach (distance pruning under it),
-  ///                  exact_max (P is relative to the exact maximum of a row's scores)
-  ///   sm90_fp8_forward  q_buffers, value_columns, take_turns, ahead, single_level (docs/kernels/sm90_fp8_forward.md)
+  ///                  exact_max (P is relative to the exact maximum of a row's scores),
+  ///                  scheduled, own_parts, split_blocks (of a cluster, which merge their splits), evict_first
+  ///   sm90_wide_forward  scheduled, multicast (docs/kernels/sm90_wide_forward.md); no tile_m, tile_n
+  ///   sm90_fp8_forward  q_buffers, value_columns, take_turns, ahead, single_level, and fields that are off
+  ///                     (docs/kernels/sm90_fp8_forward.md)
   ///   sm80_fp8_forward  warps, q_in_registers, single_level
+  ///   sm90_backward  split_blocks, in_turns (blocks that share a key tile add dK and dV in turns)
+  ///   column_sums    row_buffers (docs/kernels/small_kernels.md#column_sums)
   std::string text = {};
 };
 
