@@ -54,10 +54,10 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Optional[Tensor], block
     656 bytes under a q of fp16 or bf16, which have their scales in them, so that k_scale is None.
 
     q may be of 8 bits, too, on the CPU and on GPUs as for `quantized_attention`: torch.float8_e4m3fn or torch.float8_e5m2 over
-    such pages, or torch.int8 over k_pages of it and v_pages of torch.float8_e4m3fn. Then scales are those of `quantized_attention`, and may be
-    None: q_scale and, with torch.int8, row_bias are fp32 [b, h_q, s_q] or [b, h_q], of packed queries [h_q, total_q]; k_scale
-    and v_scale are of the rows of pages, or [b, h_kv], of each request. dtype: of o, bf16 unless given, fp16 or
-    torch.float8_e4m3fn. precise: as there. There is no seq_begin.
+    such pages, or torch.int8 over k_pages of it and v_pages of torch.float8_e4m3fn. Then scales are those of
+    `quantized_attention`, and may be None: q_scale and, with torch.int8, row_bias are fp32 [b, h_q, s_q] or [b, h_q], of packed
+    queries [h_q, total_q]; k_scale and v_scale are of the rows of pages, or [b, h_kv], of each request. dtype: of o, bf16
+    unless given, fp16 or torch.float8_e4m3fn. precise: as there. There is no seq_begin.
 
     schedule: what `schedule` has made for calls like this one, in place of one of its own.
 
