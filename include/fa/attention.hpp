@@ -462,7 +462,8 @@ class FA_API Attention {
   void prepare_quantize(const QuantizeInputs& inputs) const;
 
   /// Plans, compiles and loads what `forward` will need for `shape`, so that the call itself can be captured. Blocks
-  /// until that is done; throws the errors of `forward`.
+  /// until that is done; throws the errors of `forward`. On Hopper this is for strides that the copy engine can
+  /// describe, and no seq_begin: a call without these may have another kernel, which its first run prepares.
   void prepare(const AttentionShape& shape) const;
 
   /// `prepare` on a thread of the Attention's, whose destructor waits for what has begun and drops the rest: its

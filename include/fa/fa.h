@@ -883,7 +883,8 @@ FA_C_API int fa_quantize(const fa_attention* attention, const fa_quantize_inputs
 FA_C_API int fa_prepare_quantize(const fa_attention* attention, const fa_quantize_inputs* inputs);
 
 /* Plans, compiles and loads what fa_forward will need for `shape`, so that the call itself can be captured. Blocks
- * until that is done; errors as fa_forward. */
+ * until that is done; errors as fa_forward. On Hopper this is for strides that the copy engine can describe, and no
+ * seq_begin: a call without these may have another kernel, which its first run prepares. */
 FA_C_API int fa_prepare(const fa_attention* attention, const fa_shape* shape);
 
 /* The same for fa_forward and fa_backward, on a thread of the attention's, of which fa_destroy waits for what has
