@@ -245,17 +245,18 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
                 max_logit_by_head: bool = False, entropy: bool = False, column_sums: str = "none",
                 top_keys: int = 0, entropy_gradient: bool = False, max_logit_gradient: bool = False,
                 column_sums_gradient: bool = False) -> _abi.Config:
-    """The fields of fa_config; score, mask: what `function` makes; page_size: k and v are pages [pages, h_kv, page_size,
-    d], -1: a contiguous cache [rows, h_kv, s_max, d]; accumulate: forward adds to what o and lse hold; value_in_key: V is the first so many columns of K, and v None;
-    k_dtype, v_dtype: what K, and V, of a cache are stored as, "float8_e4m3fn", "int8" or "uint8", bytes of two codes of 4
-    bits; group_size: columns of these that share a scale and an offset; invariance: what the bits of o
-    and lse are a function of; debug: kernels that check waits and addresses, and are slow; kernel, backward_kernel: what of a
-    kernel is fixed, in words, "tile_m=192 stages=2"; cache_mode: where compiled kernels are kept; compile: whether some may be
-    compiled; host_f64: the host device accumulates in double; o_dtype: with a dtype of
-    "float8_e4m3fn" or "float8_e5m2", or "int8", of q and k beside a v of "float8_e4m3fn", what o is of; key_scales, value_scales: each key has a scale for its row of
-    k, of v, then; precise: P and V of these are multiplied as f16; max_logit ("softmax", "scaled"), max_logit_by_head, entropy, column_sums ("query_heads", "kv_heads"),
-    top_keys (how many of each head): what forward tells of scores and of P; entropy_gradient, max_logit_gradient,
-    column_sums_gradient: backward is given gradients of these."""
+    """The fields of fa_config; score, mask: what `function` makes; page_size: k and v are pages [pages, h_kv, page_size, d], -1:
+    a contiguous cache [rows, h_kv, s_max, d]; accumulate: forward adds to what o and lse hold; value_in_key: V is the first so
+    many columns of K, and v None; k_dtype, v_dtype: what K, and V, of a cache are stored as, "float8_e4m3fn", "int8" or
+    "uint8", bytes of two codes of 4 bits; group_size: columns of these that share a scale and an offset; invariance ("batch",
+    "rows"): what the bits of o and lse are a function of; debug: kernels that check waits and addresses, and are slow; family,
+    backward_family: "sm80" or "sm90"; kernel, backward_kernel: what of a kernel is fixed, in words, "tile_m=192 stages=2";
+    cache_mode: where compiled kernels are kept; compile: whether some may be compiled, "allow" or "never"; host_f64: the host
+    device accumulates in double; o_dtype: with a dtype of "float8_e4m3fn" or "float8_e5m2", or "int8", of q and k beside a v of
+    "float8_e4m3fn", what o is of; key_scales, value_scales: each key has a scale for its row of k, of v, then; precise: P and V
+    of these are multiplied as f16; max_logit ("softmax", "scaled"), max_logit_by_head, entropy, column_sums ("query_heads",
+    "kv_heads"), top_keys (how many of each head): what forward tells of scores and of P; entropy_gradient,
+    max_logit_gradient, column_sums_gradient: backward is given gradients of these."""
     override = _abi.KernelOverride(family=_number("family", FAMILIES, family), text=kernel.encode())
     backward_override = _abi.KernelOverride(family=_number("backward_family", FAMILIES, backward_family),
                                             text=backward_kernel.encode())

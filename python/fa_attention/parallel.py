@@ -229,8 +229,8 @@ class Communicator:
 class ContextParallel:
     """One attention over rows that ranks share. `config`: what `capi.make_config` takes, of the whole attention.
 
-    ulysses: ranks that share heads, 0 as the scheme has it; head_groups: pieces of an all_gather, 0 one a KV head; gradients:
-    what dK and dV are sent in; reserved_multiprocessors: that kernels leave to transfers, None the library's default."""
+    ulysses: ranks that share heads, 0 as the scheme has it; head_groups: pieces of an all_gather, 0 the library's choice;
+    gradients: what dK and dV are sent in; reserved_multiprocessors: that kernels leave to transfers, None or 0: none."""
 
     def __init__(self, communicator: Communicator, head_dim: int, dtype: object, layout: str = "zigzag",
                  scheme: str = "automatic", ulysses: int = 0, head_groups: int = 0, gradients: str = "float32",
