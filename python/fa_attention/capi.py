@@ -334,10 +334,11 @@ class Attention:
         """A callable that queues the same forward again and again; it keeps the arrays alive. captures: arrays or numbers
         by name; tiles: what `mask_tiles` makes; cache: what `paged_cache` makes, with `requests` as sequences; schedule: what
         `bind_schedule` fills for the same lengths; prefixes: levels that `shared_prefix` makes; k_scale, v_scale: float32, of
-        the rows of k and v without their last axis, where these are stored in 8 bits. Of 8-bit floats they are [b, h_kv], and
-        q_scale [b, h_q, s_q] or [b, h_q]; row_bias, with int8, what is added to q k of a row, likewise. place: what `shard_place` makes, of a part of a larger attention;
-        max_multiprocessors: how many the attention kernel takes at a time, 0 all; max_logit, entropy, column_sums: float32
-        arrays, and top_keys an int32 one, for the statistics that the attention was made with; dump: (p, b, h), of an attention made with `debug`: p
+        the rows of k and v without their last axis, where these are stored in 8 bits. Of 8-bit floats they are [b, h_kv], or
+        with key_scales, value_scales of the rows; q_scale is [b, h_q, s_q] or [b, h_q]; row_bias, with int8, what is added to
+        q k of a row, likewise. place: what `shard_place` makes, of a part of a larger attention; max_multiprocessors: how many
+        the attention kernel takes at a time, 0 all; max_logit, entropy, column_sums: float32 arrays, and top_keys an int32
+        one, for the statistics that the attention was made with; dump: (p, b, h), of an attention made with `debug`: p
         [s_q, s_kv], float32, gets P of that batch entry and query head."""
         inputs = _abi.ForwardInputs(**_pointers(q=q, k=k, v=v, k_scale=k_scale, v_scale=v_scale, q_scale=q_scale,
                                                 row_bias=row_bias),
