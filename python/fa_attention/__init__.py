@@ -15,5 +15,5 @@ from ._library import load, set_log_level, set_nvrtc_path
 from ._version import __version__
 from .arrays import Gradients, attention, gradients, varlen_attention, varlen_gradients
 
-__all__ = ["Error", "Gradients", "InvalidArgument", "Location", "NoCompiler", "NotFinite", "OutOfMemory", "Unsupported", "__version__", "attention",
-           "functions", "gradients", "load", "set_log_level", "set_nvrtc_path", "varlen_attention", "varlen_gradients"]
+__all__ = ["Error", "Gradients", "InvalidArgument", "Location", "NoCompiler", "NotFinite", "OutOfMemory", "Unsupported",
+           "__version__", "attention", "functions", "gradients", "load", "set_log_level", "set_nvrtc_path", "varlen_attention", "varlen_gradients"]

@@ -74,7 +74,8 @@ class Config(Struct):
         *_many("accumulate value_in_key", ctypes.c_int32),
         *_many("has_k_dtype k_dtype has_v_dtype v_dtype", ctypes.c_int32),
         *_many("invariance debug has_o_dtype o_dtype group_size key_scales value_scales precise", ctypes.c_int32),
-        *_many("max_logit max_logit_by_head entropy column_sums top_keys reserved entropy_gradient max_logit_gradient column_sums_gradient reserved_2", ctypes.c_int32),
+        *_many("max_logit max_logit_by_head entropy column_sums top_keys reserved entropy_gradient max_logit_gradient "
+               "column_sums_gradient reserved_2", ctypes.c_int32),
     ]
 
 

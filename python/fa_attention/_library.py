@@ -19,8 +19,8 @@ _STATUS_FUNCTIONS: dict[str, int] = {  # how many arguments
     "fa_prepare_async": 2, "fa_prepare_backward_async": 2, "fa_is_ready": 3, "fa_backward_is_ready": 3,
     "fa_backward_workspace_size": 3, "fa_mask_tiles_size": 3, "fa_backward_mask_tiles_size": 3, "fa_kernel_info_get": 3,
     "fa_backward_kernel_info_get": 3, "fa_cache_counters_get": 2, "fa_find_kernel": 4, "fa_find_backward_kernel": 4,
-    "fa_append": 3, "fa_schedule": 4, "fa_schedule_size": 3, "fa_merge": 4, "fa_quantize": 3, "fa_prepare_quantize": 2, "fa_dropout_mask": 7, "fa_set_nvrtc_path": 1,
-    "fa_set_log_level": 1, "fa_prepare_shared": 4, "fa_shared_workspace_size": 5,
+    "fa_append": 3, "fa_schedule": 4, "fa_schedule_size": 3, "fa_merge": 4, "fa_quantize": 3, "fa_prepare_quantize": 2,
+    "fa_dropout_mask": 7, "fa_set_nvrtc_path": 1, "fa_set_log_level": 1, "fa_prepare_shared": 4, "fa_shared_workspace_size": 5,
     "fa_prepare_append": 2, "fa_prepare_merge": 2, "fa_append_kernel_info_get": 3, "fa_merge_kernel_info_get": 3,
     "fa_find_append_kernel": 4, "fa_find_merge_kernel": 4, "fa_last_error_location": 1,
 }

@@ -24,7 +24,7 @@ __all__ = ["Attention", "CACHE_MODES", "COMPILE_POLICIES", "CONTIGUOUS", "DEVICE
 
 FAMILIES = {"automatic": 0, "sm80": 1, "sm90": 2}
 CACHE_MODES = {"disk": 0, "memory": 1}
-COMPILE_POLICIES = {"allow": 0, "never": 1}
+COMPILE_POLICIES = {"allow": 0, "never": 1, "background": 2}
 INVARIANCES = {"none": 0, "batch": 1, "rows": 2}
 MAX_LOGITS = {"none": 0, "softmax": 1, "scaled": 2}
 COLUMN_SUMS = {"none": 0, "query_heads": 1, "kv_heads": 2}
@@ -231,6 +231,13 @@ def merge_shape(states_dtype: Optional[object] = None, result_dtype: Optional[ob
                            **{f"has_{name}": 1 for name in fields})
 
 
+def _override(family: str, text: str) -> _abi.KernelOverride:
+    """What is fixed of a kernel; family: of FAMILIES, or the name of a kernel."""
+    if isinstance(family, str) and family not in FAMILIES:
+        return _abi.KernelOverride(kernel=family.encode(), text=text.encode())
+    return _abi.KernelOverride(family=_number("family", FAMILIES, family), text=text.encode())
+
+
 def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: int = 0, scale: Optional[float] = None,
                 top_left: bool = False, family: str = "automatic", deterministic: bool = False, tune: str = "default",
                 backward_family: str = "automatic", varlen: bool = False, zero_padding: bool = False,
@@ -250,16 +257,16 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
     many columns of K, and v None; k_dtype, v_dtype: what K, and V, of a cache are stored as, "float8_e4m3fn", "int8" or
     "uint8", bytes of two codes of 4 bits; group_size: columns of these that share a scale and an offset; invariance ("batch",
     "rows"): what the bits of o and lse are a function of; debug: kernels that check waits and addresses, and are slow; family,
-    backward_family: "sm80" or "sm90"; kernel, backward_kernel: what of a kernel is fixed, in words, "tile_m=192 stages=2";
-    cache_mode: where compiled kernels are kept; compile: whether some may be compiled, "allow" or "never"; host_f64: the host
+    backward_family: "sm80", "sm90" or a kernel's name, "sm80_fp8"; kernel, backward_kernel: what of a kernel is fixed, in words,
+    "tile_m=192 stages=2";
+    cache_mode: where compiled kernels are kept; compile: whether some may be compiled, "allow", "never", or "background",
+    while another kernel serves; host_f64: the host
     device accumulates in double; o_dtype: with a dtype of "float8_e4m3fn" or "float8_e5m2", or "int8", of q and k beside a v of
     "float8_e4m3fn", what o is of; key_scales, value_scales: each key has a scale for its row of k, of v, then; precise: P and V
     of these are multiplied as f16; max_logit ("softmax", "scaled"), max_logit_by_head, entropy, column_sums ("query_heads",
     "kv_heads"), top_keys (how many of each head): what forward tells of scores and of P; entropy_gradient,
     max_logit_gradient, column_sums_gradient: backward is given gradients of these."""
-    override = _abi.KernelOverride(family=_number("family", FAMILIES, family), text=kernel.encode())
-    backward_override = _abi.KernelOverride(family=_number("backward_family", FAMILIES, backward_family),
-                                            text=backward_kernel.encode())
+    override, backward_override = _override(family, kernel), _override(backward_family, backward_kernel)
     return _abi.Config(
         head_dim=head_dim, head_dim_v=head_dim_v, dtype=_views.dtype_code("dtype", dtype), causal=int(causal),
         causal_align=int(top_left), has_scale=int(scale is not None), scale=float(scale or 0.0), deterministic=int(deterministic),
@@ -275,7 +282,8 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
         group_size=int(group_size), key_scales=int(key_scales), value_scales=int(value_scales), precise=int(precise),
         max_logit=_number("max_logit", MAX_LOGITS, max_logit), max_logit_by_head=int(max_logit_by_head), entropy=int(entropy),
         column_sums=_number("column_sums", COLUMN_SUMS, column_sums), top_keys=int(top_keys),
-        entropy_gradient=int(entropy_gradient), max_logit_gradient=int(max_logit_gradient), column_sums_gradient=int(column_sums_gradient),
+        entropy_gradient=int(entropy_gradient), max_logit_gradient=int(max_logit_gradient),
+        column_sums_gradient=int(column_sums_gradient),
         has_window_left=int(window_left is not None), window_left=int(window_left or 0),
         has_window_right=int(window_right is not None), window_right=int(window_right or 0), kernel=ctypes.pointer(override),
         kernel_backward=ctypes.pointer(backward_override))
@@ -348,7 +356,8 @@ class Attention:
         outputs = _abi.ForwardOutputs(
             **_pointers(o=o, lse=lse, max_logit=max_logit, entropy=entropy, column_sums=column_sums,
                         top_keys=top_keys), dump=_dump(dump))
-        keep = (q, k, dump, v, o, lse, max_logit, entropy, column_sums, top_keys, captures, sink, sequences, dropout, tiles, cache, schedule, list(prefixes), k_scale, v_scale,
+        keep = (q, k, dump, v, o, lse, max_logit, entropy, column_sums, top_keys,
+                captures, sink, sequences, dropout, tiles, cache, schedule, list(prefixes), k_scale, v_scale,
                 q_scale, place, row_bias)
         return self._bind("fa_forward", inputs, outputs, stream, workspace, keep)
 

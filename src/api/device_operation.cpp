@@ -281,7 +281,7 @@ std::optional<Ready> DeviceOperation<Op>::other_stored(const plan::Problem& want
   }
   std::vector<plan::Fixed> others;
   ready_.for_each([&](const Ready& ready) { others.push_back(plan::fixed_to(ready.specs[Role::attention])); });
-  others.push_back({plan::forward_families().back()->family, {{"splits", 1}}});  // as of backwards
+  others.push_back({plan::last_forward_family(wanted).family, {{"splits", 1}}});  // as of backwards
   for (const plan::Fixed& other : others) {
     try {
       std::optional<Ready> found = stored(wanted, Op::kernels(wanted, other, config_.deterministic));
@@ -370,7 +370,8 @@ Ready DeviceOperation<Op>::make(const plan::Problem& wanted, const plan::KernelC
   ready.info.load_ms += around.load_ms;
   support::logf(LogLevel::debug, "ready: {} ({})", ready.info.spec, ready.info.origin);
   if (const char* const obstacle = Op::detour(wanted, fixed())) {
-    support::logf(LogLevel::debug, "family sm80 serves what sm90 cannot: {}", obstacle);
+    support::logf(LogLevel::debug, "family {} serves what the usual one cannot: {}",
+                  plan::to_string(ready.specs[Role::attention].family()), obstacle);
   }
   return ready;
 }

@@ -169,7 +169,7 @@ std::string compile_command(const plan::Problem& problem, const plan::Fixed& giv
   if (problem.dropout) add(" --dropout 0.5");  // which one it is, no kernel depends on
   if (!problem.aligned) add(" --unaligned");
   // The command's tensors are ones that the copy engine can describe.
-  const plan::Family family = problem.tensor_maps ? fixed.family : plan::forward_families().back()->family;
+  const plan::Family family = problem.tensor_maps ? fixed.family : plan::last_forward_family(problem).family;
   if (family != plan::Family::automatic) add(" --family {}", to_string(family));
   for (const auto& [name, value] : fixed.fields()) {
     std::string option(name);

@@ -55,7 +55,7 @@ std::vector<KernelSpec> forward_candidates(const Problem& problem, const Fixed& 
   append(&all, family.candidates(problem, choice));
   // With few query rows all families wait for memory; with many, the preferred one is far ahead and compiling others a
   // waste.
-  const ForwardFamily& other = *forward_families().back();
+  const ForwardFamily& other = last_forward_family(problem);
   const bool either = fixed.family == Family::automatic && choice.short_query && &other != &family;
   if (either) append(&all, other.candidates(problem, choice));
   return ranked(std::move(all), first, most);

@@ -1,5 +1,6 @@
 #include "plan/catalogue.hpp"
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
@@ -86,6 +87,16 @@ std::span<const ForwardFamily* const> forward_families() noexcept {
 
 const ForwardFamily& forward_family(Family family) noexcept {
   return find(forward_families(), family);
+}
+
+const ForwardFamily& last_forward_family(const Problem& problem) noexcept {
+  const std::span<const ForwardFamily* const> all = forward_families();
+  if (!problem.fp8()) return *all.back();
+  const auto serves = [&](const ForwardFamily* family) {
+    return family->of_bytes && (family->misfit == nullptr || family->misfit(problem) == nullptr);
+  };
+  const auto last = std::find_if(all.rbegin(), all.rend(), serves);
+  return last == all.rend() ? *all.back() : **last;
 }
 
 std::span<const BackwardFamily* const> backward_families() noexcept {

@@ -126,6 +126,9 @@ struct BackwardFamily {
   Candidates (*candidates)(const Problem&, const BackwardChoice&, bool deterministic);
 };
 
+/// The last one that has kernels for a problem: of all its layouts and strides, where any family has.
+const ForwardFamily& last_forward_family(const Problem& problem) noexcept;
+
 std::span<const BackwardFamily* const> backward_families() noexcept;
 const BackwardFamily& backward_family(Family family) noexcept;
 

@@ -260,7 +260,7 @@ ForwardPlan plan_forward(const Problem& of_call, const Fixed& fixed) {
     if (misfit != nullptr) support::throw_invalid("kernel.kernel", to_string(wanted.family), misfit);
   }
   const Choice choice = choose(problem, fixed);
-  if (problem.fp8()) check_fp8(problem, choice);
+  if (problem.fp8()) check_fp8(problem, fixed, choice);
   ForwardPlan plan;
   std::vector<KernelSpec> specs =
       forward_family(choice.family).specs(problem, followed_forward(problem, fixed), choice);

@@ -198,26 +198,31 @@ const char* sm90_fp8_forward_obstacle(const Problem& problem) noexcept {
   return window_within_a_page(problem) ? "a window is shorter than a page" : nullptr;
 }
 
-void check_fp8(const Problem& problem, const Choice& choice) {
+void check_fp8(const Problem& problem, const Fixed& fixed, const Choice& choice) {
   if (forward_family(choice.family).of_bytes) return;
-  const bool of_hopper = problem.arch.sm() == 90 || problem.dtype == DType::i8 || problem.precise;
-  const char* const misfit = of_hopper ? sm90_fp8_forward_misfit(problem) : sm80_fp8_forward_misfit(problem);
+  // A kernel by mma.sync serves whatever one by wgmma does, but for i8 and precise.
+  const char* const without_mma = sm80_fp8_forward_misfit(problem);
+  const bool by_mma = without_mma == nullptr && fixed.family != Family::sm90_fp8;
+  const bool may_be_hoppers = problem.arch.sm() == 90 || problem.dtype == DType::i8 || problem.precise;
+  const bool of_hopper = may_be_hoppers && fixed.family != Family::sm80_fp8;
+  const char* const misfit = by_mma ? nullptr : of_hopper ? sm90_fp8_forward_misfit(problem) : without_mma;
   if (misfit != nullptr) support::throw_unsupported("dtype", to_string(problem.dtype), misfit);
-  if (window_within_a_page(problem)) {
+  if (!by_mma && window_within_a_page(problem)) {
     support::throw_unsupported(
         "window_left", problem.window_left,
         fmt::format("{} or more with dtype {} over {}", box_keys(problem), to_string(problem.dtype),
                     problem.contiguous() ? "a contiguous cache" : "pages"));
   }
-  const char* const obstacle = of_hopper ? sm90_fp8_forward_obstacle(problem) : sm80_fp8_forward_obstacle(problem);
+  const char* const obstacle = by_mma ? sm80_fp8_forward_obstacle(problem) : sm90_fp8_forward_obstacle(problem);
   if (obstacle != nullptr) {
-    support::throw_invalid("q, k, v or o", obstacle,
-                           fmt::format("rows and strides that the copy engine can describe with dtype {}: multiples of "
-                                       "16 bytes, above 0 and below 2^40",
-                                       to_string(problem.dtype)));
+    const char* const accepted = by_mma ? "rows that start at multiples of 16 bytes with dtype {}"
+                                        : "rows and strides that the copy engine can describe with dtype {}: multiples "
+                                          "of 16 bytes, above 0 and below 2^40";
+    support::throw_invalid("q, k, v or o", obstacle, fmt::format(fmt::runtime(accepted), to_string(problem.dtype)));
   }
+  const char* const families = !by_mma ? "sm90_fp8" : of_hopper ? "sm90_fp8 and sm80_fp8" : "sm80_fp8";
   support::throw_invalid("kernel", to_string(choice.family),
-                         fmt::format("sm90_fp8 and its fields with dtype {}", to_string(problem.dtype)));
+                         fmt::format("{} with dtype {}", families, to_string(problem.dtype)));
 }
 
 int sm90_fp8_forward_tile_m(const Problem& problem, const Fixed& fixed) noexcept {

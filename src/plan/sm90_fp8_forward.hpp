@@ -26,7 +26,7 @@ const char* sm90_fp8_forward_misfit(const Problem& problem) noexcept;
 const char* sm90_fp8_forward_obstacle(const Problem& problem) noexcept;
 
 /// Throws fa::Error(unsupported) where no kernel serves a problem of 8-bit floats: `choice` is of another family.
-void check_fp8(const Problem& problem, const Choice& choice);
+void check_fp8(const Problem& problem, const Fixed& fixed, const Choice& choice);
 
 int sm90_fp8_forward_warps(const KernelSpec& spec) noexcept;
 

@@ -71,6 +71,21 @@ TEST(Sm80Fp8Forward, ServesHopperBehindItsOwnKernel) {
   mask.mask = "q>=kv";
   problem.variants = &mask;
   EXPECT_TRUE(plan_forward(problem, {}).kernel.is<Sm80Fp8Forward>());
+  problem.aligned = false;
+  EXPECT_TRUE(contains(refusal_of(problem), "multiples of 16 bytes")) << refusal_of(problem);
+  EXPECT_FALSE(contains(refusal_of(problem), "copy engine")) << "no kernel of such rows needs it";
+}
+
+/// Whose kernels a command compiles for calls of any strides, and which stand in for others.
+TEST(Sm80Fp8Forward, IsTheLastOfItsTypes) {
+  for (const char* const arch : {"sm_89", "sm_90a", "sm_120a"}) {
+    EXPECT_EQ(last_forward_family(fp8(arch)).family, Family::sm80_fp8);
+    EXPECT_EQ(last_forward_family(fp8(arch, 128, DType::bf16)).family, Family::sm80);
+  }
+  EXPECT_EQ(last_forward_family(fp8("sm_90a", 128, DType::i8)).family, Family::sm90_fp8);
+  Problem precise = fp8("sm_90a");
+  precise.precise = true;
+  EXPECT_EQ(last_forward_family(precise).family, Family::sm90_fp8);
 }
 
 TEST(Sm80Fp8Forward, RefusesByName) {
