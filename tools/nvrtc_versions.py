@@ -8,9 +8,9 @@ VERSIONs are those of the wheels on PyPI, by default 12.0 12.4 12.8 13. They are
 kernels are those of fa_spec_cubins (build/release/tests/sass). Each version compiles the family list, and of the golden
 and the pairwise list a pairwise cover: every two values of different fields that a kernel of an architecture which the
 version knows has, meet in one that it compiles. --whole compiles all of the golden list by one version of three in turn,
-and all of the pairwise list by one of four, instead of the cover. --every N takes each Nth of the lists. A kernel that
-a version does not know the architecture of counts as not served; anything else that it refuses is a failure, and the
-exit code is 1.
+and all of the pairwise list by one of four, instead of the cover. --every N takes each Nth of the lists. A kernel of
+which a version does not know the architecture, or the instructions, counts as not served. Anything else that it refuses
+is a failure, and the exit code is 1.
 """
 
 import argparse
@@ -168,15 +168,12 @@ def spilling(results):
 
 def table(results):
     """Markdown: kernels by version and architecture."""
-    lines = ["| NVRTC | Architecture | Compiled | Of these spill | Failed |", "|---|---|---|---|---|"]
+    lines = ["| NVRTC | Architecture | Compiled | Of these spill | Not served | Failed |", "|---|---|---|---|---|---|"]
     for version, items in results.items():
         for target in sorted({item["target"] for item in items}, key=lambda name: int("".join(filter(str.isdigit, name)))):
             count = collections.Counter(item["outcome"] for item in items if item["target"] == target)
-            if count["not served"]:
-                lines.append(f"| {version} | {target} | not served | | |")
-                continue
             compiled = count["clean"] + count["spills"]
-            lines.append(f"| {version} | {target} | {compiled} | {count['spills']} | {count['failed']} |")
+            lines.append(f"| {version} | {target} | {compiled} | {count['spills']} | {count['not served']} | {count['failed']} |")
     return "\n".join(lines) + "\n"
 
 
@@ -200,7 +197,7 @@ def compile_by(version, place, kernels, arguments):
     known = {kernel["target"] for kernel in family}
     probes = list({kernel["target"]: kernel for kernel in others[::-1] if kernel["target"] not in known}.values())
     add(family + probes)
-    refused = {item["target"] for item in results if item["outcome"] == "not served"}
+    refused = {item["target"] for item in results} - {item["target"] for item in results if item["outcome"] != "not served"}
     given = [kernel for kernel in family + probes if kernel["target"] not in refused]
     few, pairs = cover([kernel for kernel in others if kernel["target"] not in refused], given)
     add(few)

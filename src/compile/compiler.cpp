@@ -192,7 +192,16 @@ std::string keep_source(const render::Source& source) {
   throw Error(ErrorCode::compile_failed, message, std::move(fields));
 }
 
-void check_architecture(const Nvrtc& api, const render::Source& source, plan::Arch arch) {
+/// Throws where NVRTC does not know the architecture, or instructions of the kernel.
+void check_version(const Nvrtc& api, const render::Source& source, plan::Arch arch) {
+  const int first = source.first_nvrtc;
+  if (100 * api.major + api.minor < first) {
+    throw_failed(source, arch,
+                 fmt::format("NVRTC {} ({}) cannot compile for {} kernel {}, which takes {}.{} or later. Name a newer "
+                             "NVRTC in FA_NVRTC_PATH",
+                             api.version_text(), api.path, to_string(arch), source.kernel_name, first / 100, first % 100),
+                 {});
+  }
   const auto& known = api.architectures;
   if (known.empty() || std::find(known.begin(), known.end(), arch.sm()) != known.end()) return;
   throw_failed(source, arch,
@@ -247,7 +256,7 @@ std::vector<std::string> code_options(plan::Arch arch, bool fuses) {
 
 Cubin compile(const render::Source& source, plan::Arch arch) {
   const Nvrtc& api = nvrtc();
-  check_architecture(api, source, arch);
+  check_version(api, source, arch);
   Cubin cubin;
   LargeStackCall([&] { cubin = compile_here(api, source, arch); }).run();
   support::logf(LogLevel::info, "compiled {} for {} in {:.0f} ms: {} registers, {} bytes of stack", source.kernel_name,
@@ -258,7 +267,7 @@ Cubin compile(const render::Source& source, plan::Arch arch) {
 
 std::string compile_to_ptx(const render::Source& source, plan::Arch arch) {
   const Nvrtc& api = nvrtc();
-  check_architecture(api, source, arch);
+  check_version(api, source, arch);
   std::string ptx;
   LargeStackCall([&] {
     Program program(api, source);

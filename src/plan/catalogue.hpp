@@ -40,6 +40,7 @@ struct Kernel {
   Facts keyed_on = Facts::call;       ///< of those that name problems: what its specs follow from
   Unit unit{};
   std::span<const Field> fields;
+  int first_nvrtc = 0;       ///< 100 * major + minor of the first version that knows its instructions; 0: any
   int cluster = 1;           ///< thread blocks that share a tile
   bool persistent = false;   ///< blocks stay for all the tiles that they take
   bool tensor_maps = false;  ///< its parameters begin with tensor maps

@@ -21,6 +21,7 @@ struct Source {
   std::string unit;         ///< the rendered text
   std::vector<Header> headers;
   std::string target = {};  ///< "sm_90a"
+  int first_nvrtc = 0;      ///< plan::Kernel::first_nvrtc
   bool fuses = true;        ///< the compiler may fuse a product and a sum, which is rounded once then
 };
 

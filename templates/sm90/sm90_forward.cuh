@@ -183,7 +183,9 @@ struct Forward : Products<ForwardTraits<Config>> {
     }
     if (kPingpong && consumer == kConsumers - 1) ptx::barrier_arrive(first_of(NamedBarrier::pingpong), 2 * kWarpgroup);
 
-    if constexpr (kFixedSplits && !kShares) Fixed{epilogue()}.begin(at.folded.o, at.warp_row, at.lane);
+    if constexpr (kFixedSplits && !kShares) {
+      Fixed{epilogue()}.begin(at.folded.o, at.warp_row, at.lane);
+    }
     // Once, or with kOwnRanges once for each stretch of query tiles behind KV tiles that are hidden from this
     // warpgroup.
     for (bool more = true, skips = false; more; skips = true) {

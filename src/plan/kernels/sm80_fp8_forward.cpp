@@ -51,6 +51,7 @@ constexpr Kernel kKernel{
              .function = "sm80::fp8_forward",
              .room = "sm80::Fp8Forward"},
     .fields = kFields,
+    .first_nvrtc = 1204,  // PTX 8.4 has mma of 8-bit floats
     .shared_bytes = sm80_fp8_forward_shared_bytes,
     .refusal = sm80_fp8_forward_refusal,
     .resident_blocks = sm80_fp8_forward_resident_blocks,

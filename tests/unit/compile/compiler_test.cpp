@@ -114,6 +114,18 @@ TEST_F(Compile, UnknownArchitectureIsNamedWithTheKnownOnes) {
   EXPECT_EQ(error->field("arch"), "sm_199a");
 }
 
+/// Before NVRTC sees what it would not understand.
+TEST_F(Compile, AnOldCompilerIsToldWhichIsNewEnough) {
+  render::Source source = plain_source();
+  source.first_nvrtc = 1;
+  EXPECT_FALSE(failure(source, kHopper));
+  source.first_nvrtc = 9907;
+  const auto error = failure(source, kHopper);
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), ErrorCode::compile_failed);
+  EXPECT_NE(std::string(error->what()).find("99.7 or later"), std::string::npos) << error->what();
+}
+
 TEST_F(Compile, HeadersIncludeEachOtherByFullName) {
   render::Source source = plain_source();
   source.unit = "#include \"sm80/kernel.cuh\"\n";
