@@ -196,11 +196,12 @@ std::string keep_source(const render::Source& source) {
 void check_version(const Nvrtc& api, const render::Source& source, plan::Arch arch) {
   const int first = source.first_nvrtc;
   if (100 * api.major + api.minor < first) {
-    throw_failed(source, arch,
-                 fmt::format("NVRTC {} ({}) cannot compile for {} kernel {}, which takes {}.{} or later. Name a newer "
-                             "NVRTC in FA_NVRTC_PATH",
-                             api.version_text(), api.path, to_string(arch), source.kernel_name, first / 100, first % 100),
-                 {});
+    throw_failed(
+        source, arch,
+        fmt::format("NVRTC {} ({}) cannot compile for {} kernel {}, which takes {}.{} or later. Name a newer "
+                    "NVRTC in FA_NVRTC_PATH",
+                    api.version_text(), api.path, to_string(arch), source.kernel_name, first / 100, first % 100),
+        {});
   }
   const auto& known = api.architectures;
   if (known.empty() || std::find(known.begin(), known.end(), arch.sm()) != known.end()) return;
