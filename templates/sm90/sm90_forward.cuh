@@ -313,7 +313,7 @@ struct Forward : Products<ForwardTraits<Config>> {
       finish_rows(at, stored_row);
       at.softmax = Softmax();
     }
-    if constexpr (kNamesLast) {
+    if constexpr (kNamesLast && !kFinishOverlapped) {
       if (at.query.ahead.last) epilogue().finish_rows(at.softmax, at.factors, at.query, stored_row, at.lane);
     }
     ptx::wgmma_wait<0>();

@@ -202,6 +202,7 @@ constexpr Sm90Shape kSm90Shapes[] = {
     {DType::bf16, 64, 64, 256, 32, 3, 2, true, false, false, true, 1, false, false, true, false, true},
     {DType::bf16, 64, 64, 64, 48, 2, 1, true, false, true, true, 2, true, false, false, false, false, 2},
     {DType::f16, 40, 72, 64, 32, 3, 1, false, false, false, false, 1, true, false, false, false, true, 4},
+    {DType::bf16, 64, 40, 64, 32, 2, 2, false, false, true, true, 1, true},
 };
 
 /// Of the Hopper forward for wide heads: V apart from K, in halves that are even or not.
