@@ -171,7 +171,7 @@ struct Forward : Products<ForwardTraits<Config>> {
       epilogue().find_rows(at.factors, first, at.warp_row, at.lane);
     }
     if constexpr (kRolesWait) ptx::griddepcontrol_wait();
-    if constexpr (!kEmptyWarp && !kRolesWait && (Config::kCausal || Config::kSplit)) {
+    if constexpr (!kEmptyWarp && !kRolesWait && !kMergesInCluster && (Config::kCausal || Config::kSplit)) {
       if (Config::kSplit || params.causal_shift < 0) epilogue().store_empty(at.warp_row, at.lane);
     }
     if (!consume_work(at.ahead, at.q_slot)) {

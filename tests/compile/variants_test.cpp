@@ -118,6 +118,21 @@ TEST(SlopesCompile, SpillNoFirstChoice) {
   }
 }
 
+/// Splits that blocks of a cluster merge, of scores to which the product adds: none has them by choice.
+TEST(SlopesCompile, AreMergedInClusters) {
+  AttentionConfig config;
+  config.head_dim = 16;
+  config.dtype = DType::bf16;
+  config.score = functions::alibi();
+  const api::Functions functions = api::read_functions(config, false);
+  const AttentionShape shape{.b = 1, .h_q = 32, .h_kv = 8, .s_q = 1, .s_kv = 8192};
+  const plan::Problem p = api::make_problem(config, shape, plan::parse_arch("sm_90a"), &functions.variants);
+  const plan::KernelSpec spec =
+      plan::plan_forward(p, {{"split_blocks", 2}, {"affine_product", 1}, {"tile_n", 32}}).kernel;
+  EXPECT_NE(canonical(spec).find("affine_product=1 split_blocks=2"), std::string::npos) << canonical(spec);
+  EXPECT_NO_THROW((void)compile::compile(render::render(spec), spec.arch)) << canonical(spec);
+}
+
 INSTANTIATE_TEST_SUITE_P(Variants, VariantsCompile, ::testing::ValuesIn(kVariants),
                          [](const auto& test) { return std::string(test.param.name); });
 
