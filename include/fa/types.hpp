@@ -53,6 +53,7 @@ struct KernelOverride {
   ///   sm90_forward   q_buffers (query tiles in flight), take_turns (warpgroups at the tensor cores),
   ///                  affine_product (the tensor cores add an affine score function),
   ///                  affine_reach (distance pruning under it),
+  ///                  dynamic (query tiles come from a counter: of a causal mask, packed batches, calls over pages),
   ///                  exact_max (P is relative to the exact maximum of a row's scores),
   ///                  scheduled, own_parts, split_blocks (of a cluster, which merge their splits), evict_first
   ///   sm90_wide_forward  scheduled, multicast (docs/kernels/sm90_wide_forward.md); no tile_m, tile_n

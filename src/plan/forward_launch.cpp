@@ -206,7 +206,7 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
   const bool persistent = spec.kernel().persistent;
   const ScheduleShape schedule = by_parts ? schedule_shape(problem, spec, multiprocessors) : ScheduleShape();
   if (persistent) multiprocessors *= spec.min_blocks;  // as many blocks stay to the end
-  const std::int64_t heads = problem.b * params.heads;
+  const std::int64_t heads = (problem.varlen ? 1 : problem.b) * params.heads;
   params.heads_in_flight = heads_in_flight(problem, spec, params, heads, multiprocessors);
   if (problem.ragged()) params.sequences = sequence_params(problem, packed.sequences);
   if (problem.dropout) params.dropout = placed_dropout(problem, packed.dropout);
@@ -233,7 +233,7 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
   const int blocks = spec.dynamic() ? multiprocessors : std::max(multiprocessors, most_blocks);
   const bool stays = persistent && spec.cluster() == 1;  // those of a cluster end together, with their tile
   launch.grid = stays || spec.bounded ? std::min<std::int64_t>(launch.tiles, blocks) : launch.tiles;
-  if (persistent && comes_in_waves(problem) && !spec.bounded) {
+  if (persistent && comes_in_waves(problem) && !spec.bounded && !spec.dynamic()) {
     launch.grid = in_waves(params.sequences, launch.tiles, stays ? multiprocessors : launch.tiles);
   }
   return launch;

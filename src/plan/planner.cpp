@@ -126,6 +126,23 @@ bool shares_splits(const Problem& problem, const Choice& choice, std::int64_t ti
   return partial_rows * problem.d_v <= kMostPartialFloats;
 }
 
+/// Why no call of a configuration takes query tiles from a counter; nullptr where some may.
+const char* counter_misfit(const Problem& problem, const ForwardFamily& family) noexcept {
+  if (!family.has_counter) return "0: no kernel that serves this problem has a counter";
+  if (problem.dropout) return "0 with dropout";
+  if (problem.ragged()) return nullptr;  // lengths differ
+  const Variants* const variants = problem.variants;
+  if (variants != nullptr && variants->hides_keys()) return "0 with windows, chunks or masks of dense batches";
+  const bool reaches = family.may_have_reach != nullptr && family.may_have_reach(problem);
+  return problem.causal || reaches ? nullptr : "0 for dense batches without a causal mask";
+}
+
+void check_counter(const Problem& problem, const Fixed& fixed, Family family) {
+  if (!fixed.flag("dynamic", false) || family != choose_family(usual_call(problem), fixed)) return;
+  const char* const misfit = counter_misfit(problem, forward_family(family));
+  if (misfit != nullptr) support::throw_invalid("kernel.dynamic", 1, misfit);
+}
+
 Choice choose_by(const Problem& problem, const Fixed& fixed) noexcept {
   Choice choice;
   choice.aligned = problem.aligned;
@@ -151,8 +168,8 @@ Choice choose_by(const Problem& problem, const Fixed& fixed) noexcept {
   choice.affine_reach = may_have_reach(problem, choice) &&
                         fixed.flag("affine_reach", problem.s_q >= kReachRows && problem.s_kv >= kReachKeys);
   const bool beyond_l2 = s_q >= kDynamicRows && head_bytes / std::max<std::int64_t>(group, 1) >= kDynamicHeadBytes;
-  choice.dynamic =
-      may_be_dynamic(problem, choice) && (choice.affine_reach || beyond_l2 || (s_q >= kUnevenRows && is_uneven(tiles)));
+  const bool usual = choice.affine_reach || beyond_l2 || (s_q >= kUnevenRows && is_uneven(tiles));
+  choice.dynamic = may_be_dynamic(problem, choice) && fixed.flag("dynamic", usual && !problem.ragged());
   if (problem.row_statistics()) {  // a block has its rows alone
     choice.splits = 1;
     choice.scheduled = false;
@@ -261,6 +278,7 @@ ForwardPlan plan_forward(const Problem& of_call, const Fixed& fixed) {
   }
   const Choice choice = choose(problem, fixed);
   if (problem.fp8()) check_fp8(problem, fixed, choice);
+  check_counter(problem, fixed, choice.family);
   ForwardPlan plan;
   std::vector<KernelSpec> specs =
       forward_family(choice.family).specs(problem, followed_forward(problem, fixed), choice);
@@ -321,10 +339,13 @@ KernelSpec retargeted(KernelSpec spec, Arch target) {
 }
 
 bool may_be_dynamic(const Problem& problem, const Choice& choice) noexcept {
-  const Variants* const variants = problem.variants;
-  const bool bounded = variants != nullptr && variants->hides_keys();
-  return forward_family(choice.family).has_counter && (problem.causal || choice.affine_reach) && choice.splits <= 1 &&
-         !problem.ragged() && !problem.dropout && !bounded;
+  const bool shares_keys = choice.splits > 1 || choice.scheduled || choice.own_parts;
+  const bool differ = problem.ragged() || problem.causal || choice.affine_reach;
+  return differ && !shares_keys && counter_misfit(problem, forward_family(choice.family)) == nullptr;
+}
+
+bool may_have_counter(const Problem& problem, const Choice& choice) noexcept {
+  return choice.dynamic || (may_be_dynamic(problem, choice) && !problem.ragged()) || may_have_reach(problem, choice);
 }
 
 bool may_have_reach(const Problem& problem, const Choice& choice) noexcept {

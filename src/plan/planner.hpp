@@ -122,8 +122,12 @@ int most_shared_bytes(const KernelSpec& spec);
 KernelSpec retargeted(KernelSpec spec, Arch target);
 
 /// Whether a kernel of this choice may take its query tiles from a counter: those of a causal mask differ in length,
-/// and those of an affine score function's reach.
+/// those of a ragged batch, and those of an affine score function's reach. Of ragged batches an override alone does.
 bool may_be_dynamic(const Problem& problem, const Choice& choice) noexcept;
+
+/// Whether workspaces of this choice have room for a counter, or for norms: the planned kernel, or one that a tuner
+/// takes instead, may need it.
+bool may_have_counter(const Problem& problem, const Choice& choice) noexcept;
 
 /// Whether a kernel of this choice may leave out KV tiles by norms.
 bool may_have_reach(const Problem& problem, const Choice& choice) noexcept;

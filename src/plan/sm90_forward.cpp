@@ -216,7 +216,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   spec.positive_scale = problem.positive_scale;
   spec.aligned = true;
   spec.varlen = problem.varlen;
-  spec.bounded = problem.bounded && comes_in_waves(problem) && !by_parts(choice);
+  spec.bounded = problem.bounded && comes_in_waves(problem) && !by_parts(choice) && !choice.dynamic;
   spec.page_size = problem.page_size;
   spec.dropout = problem.dropout;
   spec.place_in_memory = problem.reads_place();
@@ -302,7 +302,7 @@ void add_other_lengths(std::vector<KernelSpec>& specs, const Problem& problem, c
     Choice other = choice;
     other.affine_reach = choice.affine_reach != reaches;
     for (const bool counted : {false, true}) {
-      if (counted && !may_be_dynamic(problem, other)) continue;
+      if (counted && (problem.ragged() || fixed.has("dynamic") || !may_be_dynamic(problem, other))) continue;
       other.dynamic = may_be_dynamic(problem, other) && choice.dynamic != counted;
       for (const bool diagonals : {false, true}) {
         other.many_diagonals = choice.many_diagonals != diagonals;
@@ -494,6 +494,7 @@ int sm90_forward_registers(const KernelSpec& spec) {
 }
 
 std::string sm90_forward_refusal(const KernelSpec& spec) {
+  const auto& own = spec.as<Sm90Forward>();
   if (spec.tile_m < kWarpgroupRows || spec.tile_m > kMaxConsumers * kWarpgroupRows ||
       spec.tile_m % kWarpgroupRows != 0) {
     return fmt::format("tile_m = {}: accepted are 64, 128, 192 and 256", spec.tile_m);
@@ -502,32 +503,30 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
     return fmt::format("tile_n = {}: accepted are multiples of 16 up to 256", spec.tile_n);
   }
   if (spec.stages < 2 || spec.stages > 7) return fmt::format("stages = {}: accepted are 2 to 7", spec.stages);
-  if (spec.as<Sm90Forward>().q_buffers < 1 || spec.as<Sm90Forward>().q_buffers > 2) {
-    return fmt::format("q_buffers = {}: accepted are 1 and 2", spec.as<Sm90Forward>().q_buffers);
+  if (own.q_buffers < 1 || own.q_buffers > 2) {
+    return fmt::format("q_buffers = {}: accepted are 1 and 2", own.q_buffers);
   }
-  if (spec.as<Sm90Forward>().skips_hidden && !sm90_forward_may_skip_hidden(spec))
-    return "skips_hidden = true: not of this kernel";
-  if (spec.as<Sm90Forward>().affine_product && !may_add_affine(spec))
-    return "affine_product = true: not of this kernel";
-  if (spec.as<Sm90Forward>().affine_reach && !may_add_affine(spec)) return "affine_reach = true: not of this kernel";
+  if (own.skips_hidden && !sm90_forward_may_skip_hidden(spec)) return "skips_hidden = true: not of this kernel";
+  if (own.affine_product && !may_add_affine(spec)) return "affine_product = true: not of this kernel";
+  if (own.affine_reach && !may_add_affine(spec)) return "affine_reach = true: not of this kernel";
   const bool ragged = spec.varlen || spec.page_size != 0;
-  if (spec.as<Sm90Forward>().exact_max &&
-      (spec.dropout || (ragged && !by_parts(spec)) || !keeps_scores(spec.variants))) {
+  if (own.exact_max && (spec.dropout || (ragged && !by_parts(spec)) || !keeps_scores(spec.variants))) {
     return "exact_max = true: not with dropout, packed batches, functions, windows or chunks";
   }
-  if (spec.max_logit != 0 && !spec.as<Sm90Forward>().exact_max) return "exact_max = false: not with max_logit";
+  const bool alone = !spec.dropout && !spec.split && !by_parts(spec) && !spec.bounded;
+  if (own.dynamic && (!alone || (!ragged && spec.variants.hides_keys())))
+    return "dynamic = true: not with dropout, shared keys, or windows, chunks and masks of dense batches";
+  if (spec.max_logit != 0 && !own.exact_max) return "exact_max = false: not with max_logit";
   if (spec.dropout && consumers(spec) > 2) {
     return fmt::format("tile_m = {}: with dropout accepted are 64 and 128", spec.tile_m);
   }
-  if (spec.as<Sm90Forward>().take_turns && consumers(spec) == 1)
-    return "take_turns = true: one warpgroup has no other to take turns with";
+  if (own.take_turns && consumers(spec) == 1) return "take_turns = true: one warpgroup has no other to take turns with";
   const int shared = sm90_forward_shared_bytes(spec);
   const int shared_limit = limits(spec.arch).shared_per_block;
   if (shared > shared_limit) {
     return fmt::format(
         "tile_m = {}, tile_n = {}, stages = {}, q_buffers = {} need {} bytes of shared memory; {} offers {}",
-        spec.tile_m, spec.tile_n, spec.stages, spec.as<Sm90Forward>().q_buffers, shared, to_string(spec.arch),
-        shared_limit);
+        spec.tile_m, spec.tile_n, spec.stages, own.q_buffers, shared, to_string(spec.arch), shared_limit);
   }
   const int registers = sm90_forward_registers(spec);
   const bool shares = spec.dropout && consumers(spec) == 2;
@@ -547,17 +546,17 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
       return fmt::format("page_size = {}: accepted are multiples of 8, without chunks", spec.page_size);
     }
   }
-  if (by_parts(spec) && (consumers(spec) > 1 || spec.as<Sm90Forward>().q_buffers > 1 || spec.page_size == 0)) {
+  if (by_parts(spec) && (consumers(spec) > 1 || own.q_buffers > 1 || spec.page_size == 0)) {
     return fmt::format(
         "scheduled or own_parts = true, or splits over pages: accepted are tile_m = 64, q_buffers = 1 and pages, not "
         "tile_m = {}, q_buffers = {}, page_size = {}",
-        spec.tile_m, spec.as<Sm90Forward>().q_buffers, spec.page_size);
+        spec.tile_m, own.q_buffers, spec.page_size);
   }
-  const int split_blocks = spec.as<Sm90Forward>().split_blocks;
+  const int split_blocks = own.split_blocks;
   if (split_blocks < 1 || split_blocks > Choice::kMaxSplitBlocks || !std::has_single_bit(unsigned(split_blocks))) {
     return fmt::format("split_blocks = {}: accepted are 1, 2, 4, 8 and 16", split_blocks);
   }
-  const bool few_rows = spec.split && consumers(spec) == 1 && spec.as<Sm90Forward>().q_buffers == 1;
+  const bool few_rows = spec.split && consumers(spec) == 1 && own.q_buffers == 1;
   if (split_blocks > 1 && (!few_rows || spec.dropout || spec.accumulate)) {
     return fmt::format("split_blocks = {}: accepted with splits of few rows alone", split_blocks);
   }
@@ -566,7 +565,7 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
     return fmt::format("split_blocks = {}: K and V of tile_n = {}, stages = {} take less room than O in float",
                        split_blocks, spec.tile_n, spec.stages);
   }
-  if (spec.as<Sm90Forward>().own_ends && !sm90_forward_own_ends(spec)) return "own_ends = true: not of this kernel";
+  if (own.own_ends && !sm90_forward_own_ends(spec)) return "own_ends = true: not of this kernel";
   return {};
 }
 

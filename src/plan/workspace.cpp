@@ -23,10 +23,9 @@ std::size_t bytes_of(std::int64_t words) noexcept {
   return static_cast<std::size_t>(words) * sizeof(float);
 }
 
-/// Of a counter and norms, whichever of the two a kernel of this choice has; 0 where none has any.
+/// Of a counter and norms, whichever of the two a kernel of this choice has.
 std::size_t counter_bytes(const Problem& problem, const Choice& choice) noexcept {
   const std::int64_t heads = may_have_reach(problem, choice) ? problem.b * (problem.h_q + problem.h_kv) : 0;
-  if (heads == 0 && !may_be_dynamic(problem, choice)) return 0;
   return kCounterBytes + bytes_of(heads);
 }
 
@@ -191,7 +190,7 @@ WorkspaceSize forward_workspace_size(const Problem& problem, const Fixed& fixed,
   }
   // Which kernel is taken, a tuner may say.
   ForwardNeeds counted = needs;
-  counted.counters = counter_bytes(problem, choice) != 0;
+  counted.counters = may_have_counter(problem, choice);
   return {
       std::max(forward_workspace(problem, choice, counted).bytes(), forward_workspace(problem, choice, needs).bytes()),
       needs.lists};

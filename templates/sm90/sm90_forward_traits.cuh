@@ -90,7 +90,9 @@ struct ForwardTraits {
   static constexpr bool kWindowed = Variant::kLeftWindow || Variant::kChunked;  // keys are hidden before others too
   static constexpr bool kLists = Variant::kMask && !kRagged;                    // of tiles that are not empty
   static constexpr bool kKeepsFirst = !kLists && kernel::kKeepsFirst<Variant>;  // tiles before some need no function
-  static constexpr bool kWaves = (kRagged || kLists) && !kernel::kBounded<Config>;
+  // A block's first query tile is that of its index, the next comes from a counter that all blocks share.
+  static constexpr bool kDynamic = kernel::kDynamic<Config>;
+  static constexpr bool kWaves = (kRagged || kLists) && !kernel::kBounded<Config> && !kDynamic;
   // A row may see keys of a tile, but not the first ones.
   static constexpr bool kAffine = Variant::kAffine && Config::kPositiveScale;
   // The tensor cores add what an affine score function grows by from key to key, but for tiles of two signs of the
@@ -109,7 +111,7 @@ struct ForwardTraits {
                                           .varlen = kRagged,
                                           .dropout = kDropout,
                                           .affine_product = kAffineProduct,
-                                          .dynamic = kernel::kDynamic<Config>,
+                                          .dynamic = kDynamic,
                                           .windowed = kWindowed,
                                           .masked = Variant::kMask,
                                           .scheduled = kPostsPieces,
@@ -145,9 +147,8 @@ struct ForwardTraits {
   // query tile to query tile first and last rows are exchanged, so that none stays ahead.
   static constexpr bool kExchange = kOwnRanges && !kPingpong;
   static_assert(!kExchange || kQBuffers == 2, "the Q buffer says which rows are whose");
-  // A block's first query tile is that of its index, the next comes from a counter that all blocks share.
-  static constexpr bool kDynamic = kernel::kDynamic<Config>;
-  static_assert(!kDynamic || (!kRagged && !kEmptyWarp && !kDropout), "rounds are known to all warps there");
+  static_assert(!kDynamic || ((kRagged || !kEmptyWarp) && !kDropout && !kPostsPieces && !Config::kSplit),
+                "rounds are known to all warps there");
   // Of few rows the start and the end are much of a block's time. Each role waits by itself for what earlier kernels
   // write, with all behind it that needs none of that.
   static constexpr bool kRolesWait = kConsumers == 1 && (kLeavesSplits || kPostsPieces) && !kDropout && !kAffineProduct;

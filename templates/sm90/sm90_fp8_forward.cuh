@@ -325,8 +325,7 @@ struct Fp8Forward : Fp8Block<Config> {
     if constexpr (Traits::kPaged) {
       query.pages = this->pages_of(query);
     } else if constexpr (Traits::kVarlen) {
-      const uint32_t work = this->work_shared(at.count % kWorks);
-      query.sequence.first_key = static_cast<int>(ptx::ld_shared_b32(work + 4 * Base::kFirstKeyWord));
+      query.sequence.first_key = this->read_first_key(at.count % kWorks);
     }
     const kernel::Fp8ScaleParams& from = this->p.scales;
     const int n = query.range.begin + left;

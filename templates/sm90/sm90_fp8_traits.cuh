@@ -288,13 +288,6 @@ struct Fp8Block : Scores<Fp8Traits<Config>> {
       }
     }
   }
-  /// Where the keys of a query tile that was posted are.
-  FA_DEVICE typename Traits::Pages pages_of(const Query& query) const {
-    const typename Traits::Rows rows{params.group, query.tile.head};
-    return {kernel::table_row_of(params.paged, query.tile.batch),
-            kernel::keys_begin<Variant>(params, query.sequence, rows.position(this->first_row_of(query.tile)))};
-  }
-
   /// The keys that a request has of KV tile n, by its row of the block table; those in front of what any row sees are
   /// not looked for.
   FA_DEVICE auto keys_of(const Query& query, const typename Traits::Pages& pages) const {

@@ -37,9 +37,9 @@ struct Probabilities : Scores<Traits> {
       Base::kLists, Base::kAffine, Base::kAffineProduct, Base::kNonContiguous, Base::kPartial, Base::kLoadAhead,
       Base::kSummed, Base::kScoreOverlapped, Base::params, Base::q_shared, Base::mask_full, Base::mask_empty,
       Base::mask_shared, Base::work_shared, Base::release, Base::softmax_scale_log2, Base::scale_sign, Base::lengths_of,
-      Base::kFirstKeyWord, Base::kv_tile, Base::read_listed, Base::place, Base::kTurnsSlopes, Base::start_slopes,
-      Base::turn_slopes, Base::affine_rows, Base::add_affine_to_tile, Base::apply_score_to_tile, Base::first_tile,
-      Base::finish_scores, Base::load_ahead, Base::first_limit, Base::first_row_of;
+      Base::kv_tile, Base::read_listed, Base::place, Base::kTurnsSlopes, Base::start_slopes, Base::turn_slopes,
+      Base::affine_rows, Base::add_affine_to_tile, Base::apply_score_to_tile, Base::first_tile, Base::finish_scores,
+      Base::load_ahead, Base::first_limit, Base::first_row_of;
 
   using Base::Base;
 
@@ -256,7 +256,7 @@ struct Probabilities : Scores<Traits> {
     int64_t key = kv_tile(cursor) * kTileN;
     int64_t before = query.kv_head * params.stride_k_h;
     if constexpr (kVarlen) {
-      key += static_cast<int>(ptx::ld_shared_b32(work_shared(q_buffer) + kFirstKeyWord * 4));
+      key += this->read_first_key(q_buffer);
     } else {
       before += query.tile.batch * params.stride_k_b;
     }

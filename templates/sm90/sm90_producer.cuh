@@ -33,16 +33,16 @@ struct Producer : Schedule<Traits> {
   using Config = typename Base::Config;
   using Query = typename Base::Query;
   using Base::kTileN, Base::kStages, Base::kQBuffers, Base::kVarlen, Base::kPaged, Base::kPageSize, Base::kBoxRows,
-      Base::kBoxes, Base::kLists, Base::kWaves, Base::kDynamic, Base::kPostsPieces, Base::p, Base::params,
-      Base::q_shared, Base::k_shared, Base::v_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty,
-      Base::q_full, Base::q_empty, Base::work_full, Base::listed_shared, Base::tiles, Base::rounds, Base::has_tile,
-      Base::first_row_of, Base::query_of_round, Base::query_of, Base::for_each_piece, Base::listed, Base::work_of,
-      Base::post, Base::read_work;
+      Base::kBoxes, Base::kRagged, Base::kLists, Base::kWaves, Base::kDynamic, Base::kPostsPieces, Base::p,
+      Base::params, Base::q_shared, Base::k_shared, Base::v_shared, Base::k_full, Base::k_empty, Base::v_full,
+      Base::v_empty, Base::q_full, Base::q_empty, Base::work_full, Base::listed_shared, Base::tiles, Base::rounds,
+      Base::has_tile, Base::first_row_of, Base::query_of_round, Base::query_of, Base::pages_of, Base::for_each_piece,
+      Base::listed, Base::work_of, Base::post, Base::read_work, Base::read_first_key, Base::release;
 
   FA_DEVICE explicit Producer(const Schedule<Traits>& base) : Schedule<Traits>(base) {}
 
   // Where sequences have to be found or tiles are listed, copies of the loops that load spill.
-  static constexpr int kLoadCopies = kWaves ? 1 : 0;
+  static constexpr int kLoadCopies = kWaves || (kDynamic && kRagged) ? 1 : 0;
   static constexpr ptx::L2Policy kKeyPolicy = key_policy<Config>();
 
   FA_DEVICE void produce_q_and_k(bool leads) const {
@@ -59,10 +59,13 @@ struct Producer : Schedule<Traits> {
       int index = ptx::block_index();
       while (index < tiles) {
         // Asked for a query tile ahead: the answer is there when it is needed.
-        const int next = ptx::block_count() + ptx::atomic_add_global(params.next_tile, 1);
-        load_q_and_k(k_slot, q_slot, query_of(index));
-        index = next;
+        int next = 0;
+        if (leads) next = ptx::block_count() + ptx::atomic_add_global(params.next_tile, 1);
+        const Query work = query_of(index);
+        if (kPaged || leads) load_q_and_k(k_slot, q_slot, work);
+        index = kRagged ? ptx::shfl(next, 0) : next;
       }
+      if (!leads) return;
     } else if constexpr (kPostsPieces) {
       for_each_piece([&](const Query& work) { load_q_and_k(k_slot, q_slot, work); });
       if (!leads) return;
@@ -151,11 +154,10 @@ struct Producer : Schedule<Traits> {
     }
     RingSlot<kStages> v_slot;
     if constexpr (kDynamic) {
+      if (!kPaged && !leads) return;
       RingSlot<kQBuffers> work_slot;
       while (true) {
-        ptx::mbarrier_wait(work_full(work_slot.index), work_slot.parity);
-        const Query work = read_work(work_slot.index);
-        ptx::mbarrier_arrive(q_empty(work_slot.index));
+        const Query work = take_work(work_slot);
         work_slot.advance();
         if (work.range.begin >= work.range.end) return;
         FA_UNROLL_BY(kLoadCopies)
@@ -179,6 +181,21 @@ struct Producer : Schedule<Traits> {
         for (int n = work.range.end - 1; n >= work.range.begin; --n) load_v(v_slot, n, work);
       }
     }
+  }
+
+  /// A query tile as the work descriptor has it, which is released; and where its keys are. Over pages a whole warp.
+  FA_DEVICE Query take_work(const RingSlot<kQBuffers>& slot) const {
+    ptx::mbarrier_wait(work_full(slot.index), slot.parity);
+    Query work = read_work(slot.index);
+    if constexpr (kVarlen && !kPaged) work.sequence.first_key = read_first_key(slot.index);
+    if constexpr (kPaged) {
+      ptx::sync_warp();  // all lanes have read it
+      release(q_empty(slot.index), ptx::thread_index() % kWarpSize);
+      work.pages = pages_of(work);
+    } else {
+      ptx::mbarrier_arrive(q_empty(slot.index));
+    }
+    return work;
   }
 
   FA_DEVICE void load_k(RingSlot<kStages>& slot, int n, const Query& work) const {

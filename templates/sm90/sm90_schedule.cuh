@@ -47,7 +47,8 @@ struct Schedule : ForwardBlock<Traits> {
         tiles(all.base.m_blocks * all.base.heads * (kVarlen ? 1 : all.base.b) * all.base.splits) {}
 
   // The persistent tile scheduler is static where the order of rounds evens out the tiles: blocks stay for all rounds.
-  // Where tiles differ by more the grid has several waves of blocks.
+  // Where tiles differ by more the grid has several waves of blocks. With a counter these are the rounds of the warp
+  // that looks for empty tiles alone.
   FA_DEVICE int wave_size() const { return kWaves ? params.sequences.wave : ptx::block_count(); }
   FA_DEVICE int place_in_wave() const {
     return kWaves ? ptx::block_index() % params.sequences.wave : ptx::block_index();
@@ -171,12 +172,16 @@ struct Schedule : ForwardBlock<Traits> {
     if constexpr (kKeepsFirst) {
       query.range.kept_end = kernel::kept_tiles<Variant, kTileN>(params, lengths_of(query), query.tile.batch);
     }
-    if constexpr (kPaged) {
-      query.pages = {kernel::table_row_of(params.paged, query.tile.batch),
-                     kernel::keys_begin<Variant>(params, query.sequence, rows.position(first))};
-    }
+    if constexpr (kPaged) query.pages = pages_of(query);
     query.kv_head = rows.kv_head();
     query.head_in_group = Config::kPackGqa ? 0 : query.tile.head - query.kv_head * params.group;
+  }
+
+  /// Of a query whose request is known.
+  FA_DEVICE typename Base::Pages pages_of(const Query& query) const {
+    const Rows rows{params.group, query.tile.head};
+    return {kernel::table_row_of(params.paged, query.tile.batch),
+            kernel::keys_begin<Variant>(params, query.sequence, rows.position(first_row_of(query.tile)))};
   }
 
   /// Splits of a fixed size of a query tile, whoever has them.
@@ -308,6 +313,11 @@ struct Schedule : ForwardBlock<Traits> {
       query.sequence.causal_shift = query.sequence.diagonal + params.causal_shift;
     }
     return query;
+  }
+
+  /// What readers of a work descriptor do not all need: the packed row where the sequence's keys begin.
+  FA_DEVICE int read_first_key(int buffer) const {
+    return static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 4 * kFirstKeyWord));
   }
 
   /// A consumer's place in the stream of KV tiles.

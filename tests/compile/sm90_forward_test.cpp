@@ -136,6 +136,28 @@ TEST(Sm90ForwardCompile, FewRowsOverPages) {
   }
 }
 
+/// Query tiles of ragged batches from a counter: each head dim with one kind of batch, over pages causal.
+TEST(Sm90ForwardCompile, CountersOfRaggedBatches) {
+  constexpr int kPageSizes[] = {16, 0, -1, 64};
+  std::size_t turn = 0;
+  for (const int d : {64, 128, 192, 256}) {
+    const int page_size = kPageSizes[turn++ % std::size(kPageSizes)];
+    plan::Problem problem = problem_of({d, d, DType::bf16, page_size != 0});
+    problem.page_size = page_size;
+    problem.varlen = turn % 2 == 0;
+    problem.h_q = 8;
+    problem.h_kv = 2;
+    problem.b = 4;
+    problem.s_q = problem.s_kv = 4096;
+    problem.total_q = problem.total_kv = 4 * 4096;
+    const plan::ForwardPlan planned = plan::plan_forward(problem, {{"dynamic", 1}});
+    ASSERT_TRUE(planned.kernel.dynamic());
+    if (test::tries(turn, 2)) {
+      EXPECT_EQ(expect_compiles(planned.kernel), 0);
+    }
+  }
+}
+
 /// Two blocks share a multiprocessor where shared memory and registers allow; V may be wider than Q and K.
 TEST(Sm90ForwardCompile, FewRowsOfUnequalHeadDims) {
   int page_size = 0;

@@ -73,6 +73,7 @@ constexpr HopperShape kHopperShapes[] = {
     {"wgmma", "wgmma_dense_shared", 64, 1, 0, kShares | kPackGqa},
     {"wgmma", "wgmma_dense_shared_by_two", 128, 1, 0, kShares | kTurns},
     {"wgmma", "wgmma_packed", 128, 2, 0, kPacked | kTurns},
+    {"wgmma", "wgmma_packed_dynamic", 128, 2, 0, kPacked | kTurns | kDynamic},
     {"wgmma", "wgmma_packed_shared", 64, 1, 0, kPacked | kShares | kPackGqa},
     {"wgmma", "wgmma_pages_of_8", 64, 2, 8, kPacked | kPackGqa},
     {"wgmma", "wgmma_pages_of_16_shared", 64, 1, 16, kShares | kPackGqa},

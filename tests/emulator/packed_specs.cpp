@@ -30,6 +30,7 @@ enum Flag : unsigned {
   kWide = 8192,      // of forward: the Hopper kernel for wide heads
   kBounded = 16384,  // blocks go on from tile to tile
   kTuring = 32768,   // for compute capability 7.5
+  kDynamic = 65536,  // query tiles come from a counter
 };
 
 struct ForwardShape {
@@ -70,6 +71,9 @@ constexpr ForwardShape kForward[] = {
     {DType::f32, 24, 64, 16, 1, 16, 1, kVarlen | kDropout | kCausal | kTwoBodies | kTuring},
     {DType::f16, 64, 64, 32, 2, 64, 2, kVarlen | kDropout | kCausal | kPackGqa | kUnaligned | kPairs | kTuring},
     {DType::f16, 8, 64, 32, 2, 32, 1, kDropout | kSplit | kTuring},
+    {DType::bf16, 64, 48, 128, 12, 48, 2, kVarlen | kCausal | kDynamic, 2},
+    {DType::f16, 72, 40, 64, 8, 32, 3, kVarlen | kPackGqa | kDynamic, 1},
+    {DType::bf16, 40, 64, 256, 20, 48, 3, kVarlen | kCausal | kDynamic, 2},
 };
 
 struct BackwardShape {
@@ -125,6 +129,7 @@ KernelSpec to_spec(const ForwardShape& shape) {
   spec.as<fa::plan::Sm90Forward>().softmax_chunks = 2;
   spec.as<fa::plan::Sm90Forward>().take_turns = shape.tile_m > 64 && shape.tile_m < 256;
   spec.as<fa::plan::Sm90Forward>().own_ends = fa::plan::sm90_forward_own_ends(spec);
+  spec.as<fa::plan::Sm90Forward>().dynamic = shape.has(kDynamic);
   return spec;
 }
 

@@ -44,6 +44,7 @@ enum Flag : unsigned {
   kCluster = 262144,   // of four blocks, which merge them
   kMulticast = 524288,
   kConverts = 1048576,  // of a compute capability that converts e4m3
+  kDynamic = 2097152,   // query tiles come from a counter
 };
 
 struct Shape {
@@ -196,6 +197,10 @@ constexpr Shape kShapes[] = {
     {kContiguous, DType::bf16, 64, 64, 64, 8, 32, 3, kPackGqa | kSplit, "", 1},
     {kContiguous, DType::bf16, 264, 72, 64, 12, 64, 2, kPacked | kCausal | kPackGqa | kScheduled | kWide},
     {8, DType::bf16, 64, 64, 64, 8, 32, 2, kCausal | kPackGqa | kOwnParts, "", 1, 0, 0, "evict_first=1"},
+    {8, DType::bf16, 64, 48, 128, 12, 48, 2, kPacked | kCausal | kDynamic, "", 2},
+    {16, DType::f16, 64, 64, 64, 8, 32, 2, kCausal | kPackGqa | kDynamic, "window_sink", 1},
+    {64, DType::bf16, 40, 64, 192, 16, 32, 3, kPacked | kDynamic, "", 2},
+    {kContiguous, DType::f16, 64, 40, 64, 8, 48, 3, kPacked | kCausal | kPackGqa | kDynamic, "", 1},
 };
 
 void take_sm90(KernelSpec& spec, const Shape& shape) {
@@ -204,6 +209,7 @@ void take_sm90(KernelSpec& spec, const Shape& shape) {
   spec.min_blocks = shape.has(kTwoBlocks) ? 2 : 1;
   own.scheduled = shape.has(kScheduled);
   own.own_parts = shape.has(kOwnParts);
+  own.dynamic = shape.has(kDynamic);
   own.q_buffers = shape.q_buffers;
   own.exact_max = (own.scheduled || own.own_parts || spec.split) && *shape.choice == '\0' && shape.d_v != 128;
   own.split_blocks = shape.has(kCluster) ? 4 : 1;
@@ -305,6 +311,10 @@ KernelSpec sm90_paged() {
   return to_kernel({8, DType::bf16, 64, 64, 64, 8, 32, 2, kPacked | kCausal, "", 2}).spec;
 }
 
+KernelSpec sm90_paged_dynamic() {
+  return to_kernel({8, DType::bf16, 64, 64, 64, 8, 32, 2, kPacked | kCausal | kDynamic, "", 2}).spec;
+}
+
 KernelSpec sm90_wide_scheduled() {
   return to_kernel(
              {16, DType::bf16, 272, 128, 64, 12, 64, 2, kPacked | kCausal | kPackGqa | kInKey | kScheduled | kWide})
@@ -369,7 +379,7 @@ KernelSpec sm80_scheduled_early() {
 }
 
 std::vector<KernelSpec> all_paged_specs() {
-  std::vector<KernelSpec> specs{sm80_paged(), sm90_paged()};
+  std::vector<KernelSpec> specs{sm80_paged(), sm90_paged(), sm90_paged_dynamic()};
   for (const PagedKernel& kernel : paged_kernels()) specs.push_back(kernel.spec);
   specs.push_back(sm80_scheduled());
   specs.push_back(sm80_own_parts());

@@ -58,6 +58,38 @@ TEST_F(ForwardLaunches, TheCounterOfLongTilesIsClearedBeforeEveryCall) {
   }
 }
 
+// Else such a batch comes in waves, and takes no workspace.
+TEST_F(ForwardLaunches, AnOverrideGivesPackedBatchesACounter) {
+  constexpr std::int64_t kRows = 4 * 4096;
+  const AttentionShape shape{
+      .b = 4, .h_q = 16, .h_kv = 16, .s_q = 4096, .s_kv = 4096, .total_q = kRows, .total_kv = kRows};
+  const auto at = [](int i) { return reinterpret_cast<void*>(std::uintptr_t(i) << 40); };
+  ForwardInputs in;
+  in.q = in.k = in.v = TensorView(at(3), DType::bf16, {1, 16, kRows, kHeadDim});
+  in.sequences.b = 4;
+  in.sequences.cu_seqlens_q = in.sequences.cu_seqlens_kv = static_cast<const std::int32_t*>(at(4));
+  const TensorView o(at(5), DType::bf16, {1, 16, kRows, kHeadDim});
+  config_.varlen = true;
+  EXPECT_EQ(Attention::create(config_).workspace_size(shape), 0U);
+  config_.kernel = KernelOverride{"sm90", "dynamic=1"};
+  const Attention attention = Attention::create(config_);
+  const Workspace workspace{kMemory, attention.workspace_size(shape)};
+  for (const int blocks : {132, 24}) {
+    if (blocks < 132) in.max_multiprocessors = blocks;
+    launches_().clear();
+    attention.forward(in, {o, {}}, nullptr, workspace);
+    ASSERT_EQ(launches_().size(), 2U);
+    EXPECT_EQ(launches_()[0].kernel, fake_driver::kMemset);
+    EXPECT_EQ(launches_()[0].address, reinterpret_cast<std::uintptr_t>(kMemory));
+    EXPECT_EQ(launches_()[0].bytes, sizeof(std::int32_t));
+    EXPECT_EQ(launches_()[1].kernel, "fa_sm90_forward");
+    EXPECT_EQ(launches_()[1].grid, static_cast<unsigned>(blocks));
+    EXPECT_FALSE(launches_()[1].early);
+  }
+  config_.dropout = 0.5f;
+  EXPECT_THROW(Attention::create(config_), Error);
+}
+
 // The maxima of norms start from zeros, too.
 TEST_F(ForwardLaunches, NormsAreLookedForBeforeKeysAreLeftOut) {
   for (const bool causal : {false, true}) {

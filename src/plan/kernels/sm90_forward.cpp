@@ -35,7 +35,10 @@ constexpr Field kFields[] = {
         .when_set()
         .as("kSkipsHidden", "pieces of tiles behind the diagonal"),
     field<&Sm90Forward::own_ends>("own_ends").when_set().as("kOwnEnds", "of each warpgroup's KV tiles"),
-    field<&Sm90Forward::dynamic>("dynamic").when_set().as("kDynamic", "query tiles come from a counter"),
+    field<&Sm90Forward::dynamic>("dynamic")
+        .when_set()
+        .as("kDynamic", "query tiles come from a counter")
+        .open("Query tiles come from a counter that thread blocks share"),
     field<&Sm90Forward::affine_product>("affine_product")
         .when_set()
         .as("kAffineProduct", "of an affine score function")

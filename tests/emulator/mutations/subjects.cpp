@@ -175,6 +175,10 @@ KernelSpec sm90_varlen() {
   });
 }
 
+KernelSpec sm90_varlen_dynamic() {
+  return packed_forward([](const KernelSpec& spec) { return spec.dynamic() && spec.varlen; });
+}
+
 KernelSpec sm90_backward() {
   KernelSpec spec;
   spec.own = fa::plan::Sm90Backward{.rows_without_keys = true};  // of the causal ones

@@ -48,6 +48,7 @@ KernelSpec sm90_exchanging();
 KernelSpec sm90_rotating();
 KernelSpec sm90_dropout();
 KernelSpec sm90_varlen();
+KernelSpec sm90_varlen_dynamic();
 
 /// Two consumer warpgroups that share the columns of dQ, two stages.
 KernelSpec sm90_backward();

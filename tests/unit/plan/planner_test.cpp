@@ -243,6 +243,7 @@ Fixed some_tile(std::mt19937& random) {
   fixed.set("stages", pick(random, std::array{0, 1, 2, 3, 4, 5, 6, 7}));
   fixed.set("q_buffers", pick(random, std::array{0, 0, 1, 2}));
   fixed.set("warps", pick(random, std::array{0, 0, 0, 4}));
+  if (random() % 4 == 0) fixed.set("dynamic", pick(random, std::array{0, 1}));
   return fixed;
 }
 
