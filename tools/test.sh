@@ -191,7 +191,7 @@ python=$(tools/python_venv.sh "${more[@]}") || python=''
 options=(-DFA_BUILD_TORCH_OPS=OFF -U '*Python3_EXECUTABLE')
 # What computes alone is tested here, what handles memory under the sanitizers, and what these try a part of in both
 # builds; --full tests everything in both.
-rooms="reference;tools;tune;parallel" watched="support;expression;cache;compile;driver;api"
+rooms="reference;cache;tools;tune;parallel" watched="support;expression;compile;driver;api"
 pure="plan;render" mutants=OFF
 [[ $mode != full ]] || mutants=ON
 release_rooms="$rooms;$pure" asan_rooms="$rooms;$watched"
