@@ -62,6 +62,24 @@ def test_debug_kernels(library, tmp_path):
     assert b"tile_m=64" in plain.spec
 
 
+def test_kernels_by_name(library, tmp_path):
+    more = {"cache_directory": str(tmp_path), "tune": "off"}
+    sizes = (1, 2, 2, 256, 256)
+    for family, text, expected in (("sm80_fp8", "tile_m=64", b"sm80_fp8_forward"), ("automatic", "", b"sm90_fp8_forward")):
+        found = compiled(lambda family=family, text=text: capi.find_kernel(library, "sm_90a", sizes, 64, "float8_e4m3fn", family=family,
+                                                                           kernel=text, **more))
+        assert found.spec.startswith(expected), found.spec
+    refused(fa_attention.InvalidArgument, lambda: capi.find_kernel(library, "sm_90a", sizes, 64, "float16", family="sm70", **more),
+            "sm70")
+
+
+def test_compiled_behind_calls(library):
+    q = np.ones((1, 1, 8, 64), np.float16)
+    o = np.empty_like(q)
+    capi.Attention(library, 64, "float16", device=HOST, compile="background").bind_forward(q, q, q, o)()
+    assert (o == 1).all()
+
+
 def test_options_of_the_host(library):
     q = np.random.default_rng(0).standard_normal((1, 1, 40, 64)).astype(np.float16)
     results = []
@@ -74,5 +92,5 @@ def test_options_of_the_host(library):
     right = (p / p.sum(-1, keepdims=True)) @ q[0].astype(np.float64)
     errors = [np.abs(o[0] - right).max() for o in results]
     assert errors[1] <= 2**-11 * np.abs(right).max() + 1e-12 and errors[0] <= 2 * errors[1]
-    for name, accepted in (("cache_mode", "disk, memory"), ("compile", "allow, never")):
+    for name, accepted in (("cache_mode", "disk, memory"), ("compile", "allow, never, background")):
         refused(ValueError, lambda name=name: capi.make_config(64, "float16", **{name: "x"}), f"{name} is x", accepted)
