@@ -125,7 +125,7 @@ def test_arguments(library):
     refused(ValueError, attention.bind_forward(Tensor((2, 8)), q, q, q), "q", "rank")
     refused(TypeError, lambda: attention.bind_forward(q, q, q, q, captures={"bias": "1"}), "bias is a builtins.str")
     refused(TypeError, lambda: capi.Attention(library, 8, "torch.int64", **host), "dtype is torch.int64", "bfloat16")
-    refused(ValueError, lambda: capi.Attention(library, 8, "torch.float32", family="sm70", **host), "family is sm70", "sm90")
+    refused(ValueError, lambda: capi.Attention(library, 8, "torch.float32", family="sm70", **host), "kernel = sm70", "sm90")
     refused(ValueError, lambda: capi.Attention(library, 8, "torch.float32", tune="maybe", **host), "tune is maybe", "cached")
     refused(RuntimeError, lambda: capi.Attention(library, 12, "torch.float32", **host), "head_dim", "12")
     gaps = Tensor((4,), dtype="torch.uint8", contiguous=False)
