@@ -520,7 +520,7 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
   if (spec.dropout && consumers(spec) > 2) {
     return fmt::format("tile_m = {}: with dropout accepted are 64 and 128", spec.tile_m);
   }
-  if (own.take_turns && consumers(spec) == 1) return "take_turns = true: one warpgroup has no other to take turns with";
+  if (own.take_turns && consumers(spec) == 1) return "take_turns = true: ping-pong scheduling is of several warpgroups";
   const int shared = sm90_forward_shared_bytes(spec);
   const int shared_limit = limits(spec.arch).shared_per_block;
   if (shared > shared_limit) {

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -108,6 +109,42 @@ struct Fp8Call {
   DeviceCase device;
   std::vector<DeviceTensor> scales;
 };
+
+/// The root mean square of the error over that of O, of rows over so many keys.
+inline double error_of_long_rows(const char* family, std::int64_t keys, const char* fields, bool positive) {
+  AttentionCase c{.s_q = 128, .s_kv = keys, .d_qk = 128, .d_v = 128, .dtype = DType::e4m3};
+  Fp8Call call(c);
+  if (positive) {  // equal weights, and values of one sign: what the tensor cores lose adds up
+    fill(call.device.host_inputs.q, {0, c.s_q}, 0);
+    HostTensor& v = call.device.host_inputs.v;
+    for (std::int64_t s = 0; s < keys; ++s) {
+      for (std::int64_t d = 0; d < c.d_v; ++d) v.set(0, 0, s, d, std::abs(v.at(0, 0, s, d)));
+    }
+    call.device.q.buffer.write(call.device.host_inputs.q.bytes());
+    call.device.v.buffer.write(v.bytes());
+  }
+  AttentionConfig config = config_of(c);
+  config.kernel = KernelOverride{family, std::string(fields) + " splits=1"};
+  return call.run(config).relative;
+}
+
+/// Requests of many rows, of few and of none; keys of many pages, of one, and none.
+inline PagedCase fp8_paged_case(std::int64_t page_size, std::int64_t d, bool packed) {
+  PagedCase c;
+  c.attention = {.h_q = 8,
+                 .h_kv = 2,
+                 .d_qk = d,
+                 .d_v = d,
+                 .dtype = d == 64 ? DType::e5m2 : DType::e4m3,
+                 .causal = d != 128,
+                 .layout = d == 128 ? Layout::bhsd : Layout::bshd};
+  c.page_size = page_size;
+  c.packed = packed;
+  c.scaled = true;
+  c.keys = {700, 33, 0, 1500, 1};
+  c.rows = packed ? std::vector<std::int32_t>{700, 5, 1, 300, 1} : std::vector<std::int32_t>(5, 70);
+  return c;
+}
 
 /// The root mean square of the error over that of O, of all rows of requests over pages.
 inline double relative_error(const PagedCase& c, const PagedData& data, const AttentionOutputs& actual) {

@@ -191,21 +191,9 @@ TEST_F(Fp8Forward, PagesMatchFloat64) {
        {std::int64_t{8}, std::int64_t{16}, std::int64_t{24}, std::int64_t{64}, std::int64_t{256}, kContiguous}) {
     for (const std::int64_t d : {64, 128, 256}) {
       for (const auto& [key_scales, precise] : {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
-        PagedCase c;
-        c.attention = {.h_q = 8,
-                       .h_kv = 2,
-                       .d_qk = d,
-                       .d_v = d,
-                       .dtype = d == 64 ? DType::e5m2 : DType::e4m3,
-                       .causal = d != 128,
-                       .layout = d == 128 ? Layout::bhsd : Layout::bshd};
-        c.page_size = page_size;
-        c.packed = !precise;
+        PagedCase c = fp8_paged_case(page_size, d, !precise);
         c.indexed = key_scales;
-        c.scaled = true;
         c.key_scales = c.value_scales = key_scales;
-        c.keys = {700, 33, 0, 1500, 1};
-        c.rows = c.packed ? std::vector<std::int32_t>{700, 5, 1, 300, 1} : std::vector<std::int32_t>(5, 70);
         SCOPED_TRACE(testing::PrintToString(c));
         DevicePaged device(c);
         AttentionConfig config = config_of(c);
@@ -302,35 +290,17 @@ TEST_F(Fp8Forward, SplitsOfARequestMatchFloat64) {
   }
 }
 
-/// Of rows over so many keys.
-double error_of_long_rows(std::int64_t keys, const char* fields, bool positive) {
-  AttentionCase c{.s_q = 128, .s_kv = keys, .d_qk = 128, .d_v = 128, .dtype = DType::e4m3};
-  Fp8Call call(c);
-  if (positive) {  // equal weights, and values of one sign: what the tensor cores lose adds up
-    fill(call.device.host_inputs.q, {0, c.s_q}, 0);
-    HostTensor& v = call.device.host_inputs.v;
-    for (std::int64_t s = 0; s < keys; ++s) {
-      for (std::int64_t d = 0; d < c.d_v; ++d) v.set(0, 0, s, d, std::abs(v.at(0, 0, s, d)));
-    }
-    call.device.q.buffer.write(call.device.host_inputs.q.bytes());
-    call.device.v.buffer.write(v.bytes());
-  }
-  AttentionConfig config = config_of(c);
-  config.kernel = KernelOverride{"sm90_fp8", std::string(fields) + " splits=1"};
-  return call.run(config).relative;
-}
-
 // Two-level accumulation: 128k keys are as exact as 1k.
 TEST_F(Fp8Forward, LongRowsAreAsExactAsShortOnes) {
-  const double of_short = error_of_long_rows(1 << 10, "", false);
-  const double of_long = error_of_long_rows(1 << 17, "", false);
+  const double of_short = error_of_long_rows("sm90_fp8", 1 << 10, "", false);
+  const double of_long = error_of_long_rows("sm90_fp8", 1 << 17, "", false);
   RecordProperty("short", fmt::format("{}", of_short));
   RecordProperty("long", fmt::format("{}", of_long));
   EXPECT_LE(of_long, 1.1 * of_short);
-  const double mean_of_short = error_of_long_rows(1 << 10, "", true);
-  const double mean_of_long = error_of_long_rows(1 << 17, "", true);
+  const double mean_of_short = error_of_long_rows("sm90_fp8", 1 << 10, "", true);
+  const double mean_of_long = error_of_long_rows("sm90_fp8", 1 << 17, "", true);
   EXPECT_LE(mean_of_long, std::max(1.1 * mean_of_short, 0.004));
-  const double single = error_of_long_rows(1 << 17, "single_level=1", true);
+  const double single = error_of_long_rows("sm90_fp8", 1 << 17, "single_level=1", true);
   EXPECT_GE(single, 4 * mean_of_long) << "the tensor cores of this GPU keep more bits";
 }
 
