@@ -29,6 +29,10 @@ constexpr std::int64_t kDynamicRows = 1024;
 // shortest tiles, and clearing the counter takes longer than what is gained.
 constexpr std::int64_t kUnevenRows = 512;
 constexpr std::int64_t kUnevenRounds = 6;
+// Of ragged batches: more rounds than these, and head dims whose tiles have two Q buffers. With one the V thread hears
+// of a query tile when the one before is done.
+constexpr std::int64_t kCountedRounds = 2;
+constexpr int kCountedHeadDim = 128;
 // A pass over q and k to look for norms is a smaller part of a call the longer rows are.
 constexpr std::int64_t kReachRows = 1024;
 constexpr std::int64_t kReachKeys = 2048;
@@ -143,6 +147,13 @@ void check_counter(const Problem& problem, const Fixed& fixed, Family family) {
   if (misfit != nullptr) support::throw_invalid("kernel.dynamic", 1, misfit);
 }
 
+/// Of ragged batches, which come in waves else: where a counter is the faster, if there are many query tiles.
+bool may_count_ragged(const Problem& problem, const Choice& choice) noexcept {
+  const bool plain = problem.variants == nullptr || !problem.variants->hides_keys();
+  return problem.ragged() && problem.causal && plain && !choice.short_query &&
+         std::max(problem.d_qk, problem.d_v) <= kCountedHeadDim;
+}
+
 Choice choose_by(const Problem& problem, const Fixed& fixed) noexcept {
   Choice choice;
   choice.aligned = problem.aligned;
@@ -169,7 +180,8 @@ Choice choose_by(const Problem& problem, const Fixed& fixed) noexcept {
                         fixed.flag("affine_reach", problem.s_q >= kReachRows && problem.s_kv >= kReachKeys);
   const bool beyond_l2 = s_q >= kDynamicRows && head_bytes / std::max<std::int64_t>(group, 1) >= kDynamicHeadBytes;
   const bool usual = choice.affine_reach || beyond_l2 || (s_q >= kUnevenRows && is_uneven(tiles));
-  choice.dynamic = may_be_dynamic(problem, choice) && fixed.flag("dynamic", usual && !problem.ragged());
+  const bool many = may_count_ragged(problem, choice) && tiles > kCountedRounds * kHopperMultiprocessors;
+  choice.dynamic = may_be_dynamic(problem, choice) && fixed.flag("dynamic", problem.ragged() ? many : usual);
   if (problem.row_statistics()) {  // a block has its rows alone
     choice.splits = 1;
     choice.scheduled = false;
@@ -344,8 +356,12 @@ bool may_be_dynamic(const Problem& problem, const Choice& choice) noexcept {
   return differ && !shares_keys && counter_misfit(problem, forward_family(choice.family)) == nullptr;
 }
 
+bool may_count(const Problem& problem, const Choice& choice) noexcept {
+  return may_be_dynamic(problem, choice) && (!problem.ragged() || may_count_ragged(problem, choice));
+}
+
 bool may_have_counter(const Problem& problem, const Choice& choice) noexcept {
-  return choice.dynamic || (may_be_dynamic(problem, choice) && !problem.ragged()) || may_have_reach(problem, choice);
+  return choice.dynamic || may_count(problem, choice) || may_have_reach(problem, choice);
 }
 
 bool may_have_reach(const Problem& problem, const Choice& choice) noexcept {

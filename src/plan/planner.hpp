@@ -122,8 +122,11 @@ int most_shared_bytes(const KernelSpec& spec);
 KernelSpec retargeted(KernelSpec spec, Arch target);
 
 /// Whether a kernel of this choice may take its query tiles from a counter: those of a causal mask differ in length,
-/// those of a ragged batch, and those of an affine score function's reach. Of ragged batches an override alone does.
+/// those of a ragged batch, and those of an affine score function's reach.
 bool may_be_dynamic(const Problem& problem, const Choice& choice) noexcept;
+
+/// Whether the planner or a tuner may take such a kernel, without an override.
+bool may_count(const Problem& problem, const Choice& choice) noexcept;
 
 /// Whether workspaces of this choice have room for a counter, or for norms: the planned kernel, or one that a tuner
 /// takes instead, may need it.

@@ -302,7 +302,7 @@ void add_other_lengths(std::vector<KernelSpec>& specs, const Problem& problem, c
     Choice other = choice;
     other.affine_reach = choice.affine_reach != reaches;
     for (const bool counted : {false, true}) {
-      if (counted && (problem.ragged() || fixed.has("dynamic") || !may_be_dynamic(problem, other))) continue;
+      if (counted && (fixed.has("dynamic") || !may_count(problem, other))) continue;
       other.dynamic = may_be_dynamic(problem, other) && choice.dynamic != counted;
       for (const bool diagonals : {false, true}) {
         other.many_diagonals = choice.many_diagonals != diagonals;

@@ -40,19 +40,22 @@ std::string read_file(const std::filesystem::path& path, std::string_view argume
 }
 
 /// Lines as they are embedded (cmake/embed_templates_script.cmake), so that the same templates have the same digest:
-/// without indentation, and empty where they hold a comment alone. The first is a guard.
+/// without indentation, but for the first, and without comments. No string has two slashes.
 std::string embedded_form(std::string_view text) {
   std::string form;
   form.reserve(text.size());
-  bool first = true;
-  while (!text.empty()) {
-    const std::size_t size = std::min(text.find('\n'), text.size() - 1) + 1;
-    std::string_view line = text.substr(0, size);
-    text.remove_prefix(size);
+  for (bool first = true; !text.empty(); first = false) {
+    const std::size_t end = text.find('\n');
+    std::string_view line = text.substr(0, end);
     if (!first) line.remove_prefix(std::min(line.find_first_not_of(' '), line.size()));
-    if (!first && line.starts_with("//")) line = line.ends_with('\n') ? "\n" : "";
+    if (const std::size_t comment = line.find("//"); comment != std::string_view::npos) {
+      line = line.substr(0, comment);
+      line = line.substr(0, line.find_last_not_of(' ') + 1);
+    }
     form += line;
-    first = false;
+    if (end == std::string_view::npos) break;
+    form += '\n';
+    text.remove_prefix(end + 1);
   }
   return form;
 }

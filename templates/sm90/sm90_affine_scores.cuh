@@ -71,7 +71,7 @@ struct AffineScores : Schedule<Traits> {
     constexpr float kFarthest = static_cast<float>(kNoTile);
     const Rows rows{params.group, 0};
     const auto& lengths = lengths_of(cursor.query);
-    const int position = rows.position(first_row_of(cursor.query.tile) + tile_row);
+    const int position = rows.position(first_row_of(cursor.query) + tile_row);
     const int limit = kernel::key_limit<Config::kCausal>(lengths, position);
     const float turn = ptx::max(ptx::min(row.base * (-1.f / Variant::kAffineStep), kFarthest), -kFarthest);
     const bool hidden = turn >= static_cast<float>(limit - 1);

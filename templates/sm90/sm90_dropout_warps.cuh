@@ -25,7 +25,7 @@ struct DropoutWarps : Schedule<Traits> {
   using Base::kTileM, Base::kTileN, Base::kQBuffers, Base::kPSteps, Base::kLists, Base::kDropoutWarps,
       Base::kKeepsRowBits, Base::kRowBlocks, Base::kBlocksTogether, Base::params, Base::q_empty, Base::mask_full,
       Base::mask_empty, Base::dropout_shared, Base::mask_shared, Base::release, Base::row_bits_shared, Base::kStepBytes,
-      Base::column_bits_shared, Base::first_row_of, Base::listed, Base::consume_work;
+      Base::column_bits_shared, Base::listed, Base::consume_work;
 
   FA_DEVICE explicit DropoutWarps(const Schedule<Traits>& base) : Schedule<Traits>(base) {}
 
@@ -146,7 +146,7 @@ struct DropoutWarps : Schedule<Traits> {
 
   /// Of the 32 rows from `row` of the query tile on, for the same lane alone.
   FA_DEVICE void store_row_bits(const kernel::PhiloxStream& stream, const ForwardTile& tile, int row, int lane) const {
-    const int first = kernel::row_of_whole<Variant>(params, first_row_of(tile) + row);
+    const int first = kernel::row_of_whole<Variant>(params, tile.m_block * kTileM + row);
     stream.row(kernel::Dropout::row_of(first, lane)).store(row_bits_shared(row, lane));
   }
   FA_DEVICE kernel::PhiloxPart row_bits(int row, int lane) const {

@@ -113,7 +113,7 @@ struct Epilogue : Schedule<Traits> {
     float(&inverse_sum)[2] = factors.keys;
     softmax.finish();
     const Rows rows{params.group, query.tile.head};
-    const int first_row = first_row_of(query.tile) + warp_row + lane / 4;
+    const int first_row = first_row_of(query) + warp_row + lane / 4;
     using Sum = typename kernel::Either<kernel::SplitSum, kernel::LogSum, kLeavesSplits || kPostsPieces>::type;
     bool part = kLeavesSplits;
     if constexpr (kPostsPieces) part = is_part(query);
@@ -192,7 +192,7 @@ struct Epilogue : Schedule<Traits> {
       const Rows rows{params.group, query.tile.head};
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
-        const int row = first_row_of(query.tile) + warp_row + lane / 4 + 8 * r;
+        const int row = first_row_of(query) + warp_row + lane / 4 + 8 * r;
         factors.row[r] = has_row(query, row) ? partial_row(query, rows, row) : -1;
         ptx::compute_ahead(factors.row[r]);
       }
@@ -202,13 +202,13 @@ struct Epilogue : Schedule<Traits> {
   /// O / sum. `q_buffer` is the Q buffer in use: the query tile's own one is the other.
   FA_DEVICE void store(O& o, const Factors& factors, const Query& query, int warp_row, int lane, int q_buffer) const {
     multiply(o, factors.keys);
-    if constexpr (kAccumulate) add_states(o, factors, query, first_row_of(query.tile) + warp_row, lane);
+    if constexpr (kAccumulate) add_states(o, factors, query, first_row_of(query) + warp_row, lane);
     if constexpr (kMergesInCluster) {
       merge_in_cluster(o, factors, query, warp_row, lane);
     } else if constexpr (kStageO) {
       store_staged(o, query, warp_row, lane, kQBuffers - 1 - q_buffer);
     } else {
-      store_direct(o, factors, query, first_row_of(query.tile) + warp_row, lane);
+      store_direct(o, factors, query, first_row_of(query) + warp_row, lane);
     }
   }
 
@@ -272,7 +272,7 @@ struct Epilogue : Schedule<Traits> {
     }
     ptx::fence_proxy_async();
     ptx::sync_warp();  // the warp's rows are complete, for the copy engine too
-    const int first_row = first_row_of(query.tile) + warp_row;
+    const int first_row = first_row_of(query) + warp_row;
     if (lane == 0 && first_row >= 0) {  // the engine stores nowhere before the first row
       FA_UNROLL
       for (int slab = 0; slab < OTile::kSlabs; ++slab) {
@@ -324,7 +324,7 @@ struct Epilogue : Schedule<Traits> {
     const Parts parts{Base::shared + Base::kLayout.k};
     const int warp = warp_row / 16;
     ptx::barrier_sync(first_of(NamedBarrier::partial_rows), kWarpgroup);  // no warp's products read K and V
-    const int rows_here = row_count(query) - first_row_of(query.tile);
+    const int rows_here = row_count(query) - first_row_of(query);
     if (16 * warp < rows_here) parts.leave(o, factors.sums, warp, lane);
     ptx::sync_warp();     // the barrier is of whole warps
     ptx::cluster_sync();  // the parts of all blocks are there
@@ -345,7 +345,7 @@ struct Epilogue : Schedule<Traits> {
     return i < Parts::kWarps * kTiles && i / kTiles * 16 < rows_here;
   }
   FA_DEVICE int merged_row(const Query& query, int i, int r, int lane) const {
-    return first_row_of(query.tile) + i / kTiles * 16 + lane / 4 + 8 * r;
+    return first_row_of(query) + i / kTiles * 16 + lane / 4 + 8 * r;
   }
 
   /// Where the two rows of such a tile go.
@@ -486,8 +486,9 @@ struct Epilogue : Schedule<Traits> {
       if (!is_empty_tile(work)) return;
     }
     const Rows rows{params.group, work.tile.head};
-    const int first = work.tile.m_block * kTileM;
-    const int end = first + kTileM < row_count(work) ? first + kTileM : row_count(work);
+    const int place = first_row_of(work);
+    const int first = place < 0 ? 0 : place;
+    const int end = place + kTileM < row_count(work) ? place + kTileM : row_count(work);
     FA_UNROLL_BY(1)
     for (int i = lane; i < (end - first) * kChunks; i += kWarpSize) {
       const int row = first + i / kChunks;
@@ -537,8 +538,8 @@ struct Epilogue : Schedule<Traits> {
     finish_rows(no_keys, factors, work, warp_row, lane);
     O zeros = {};
     if constexpr (Variant::kSink) multiply(zeros, factors.keys);  // NaN of a sink
-    if constexpr (kAccumulate) add_states(zeros, factors, work, first_row_of(work.tile) + warp_row, lane);
-    store_direct(zeros, factors, work, first_row_of(work.tile) + warp_row, lane);
+    if constexpr (kAccumulate) add_states(zeros, factors, work, first_row_of(work) + warp_row, lane);
+    store_direct(zeros, factors, work, first_row_of(work) + warp_row, lane);
   }
 };
 

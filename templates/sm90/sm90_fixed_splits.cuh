@@ -45,7 +45,7 @@ struct FixedSplits {
   const Epilogue& to;
 
   FA_DEVICE int first_row(const Query& query, int warp_row, int lane) const {
-    return to.first_row_of(query.tile) + warp_row + lane / 4;
+    return to.first_row_of(query) + warp_row + lane / 4;
   }
 
   // Beside O that is folded, the sums of rows wait in shared memory: of the split whose O is in the making, and of
@@ -123,7 +123,7 @@ struct FixedSplits {
     if constexpr (Traits::kStageO) {
       to.store_staged(o, query, warp_row, lane, Traits::kQBuffers - 1 - q_buffer);
     } else {
-      to.store_rows(o, query, to.first_row_of(query.tile) + warp_row, lane);
+      to.store_rows(o, query, to.first_row_of(query) + warp_row, lane);
     }
   }
 
@@ -142,7 +142,7 @@ struct FixedSplits {
       }
       FA_UNROLL
       for (int i = 0; i < kCount; ++i) o[i] = kernel::folded_output(o[i], factor[i / 2 % 2]);
-      to.store_rows(o, query, to.first_row_of(query.tile) + warp_row, lane);
+      to.store_rows(o, query, to.first_row_of(query) + warp_row, lane);
       return;
     }
     leave_split(o, folded, query, split, warp_row, lane);

@@ -140,7 +140,9 @@ struct ForwardTraits {
                 "tiles are hidden by causality alone");
   // Query tiles that are not full are cheap then. Under causality it is the first one of a head, which sees the fewest
   // keys: whole warps of it have no rows.
-  static constexpr bool kEndsAligned = kOwnRanges && Config::kCausal && !kRagged && !Config::kPackGqa;
+  static constexpr bool kEndsAligned = kOwnRanges && Config::kCausal && !Config::kPackGqa;
+  // Where that depends on the batch entry, the work descriptor has the tile's first row, not its number.
+  static constexpr bool kPostsFirstRow = kEndsAligned && kRagged;
   // Else the last one. From pair of rounds to pair of rounds it is another block's.
   static constexpr bool kRotates = kOwnRanges && !Config::kCausal && !kRagged;
   // Without ping-pong scheduling a warpgroup that skips KV tiles runs ahead of the others, as far as buffers go. From
@@ -296,6 +298,7 @@ struct ForwardTraits {
     Pages pages;        // not of those that were posted
     Sharing sharing = {};
     Ahead ahead = {};
+    int first_row = 0;  // with kPostsFirstRow
   };
 };
 

@@ -34,7 +34,7 @@ struct Fp8Epilogue : Fp8Block<Config> {
     const float scale = this->v_scale(query);
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const int row = first_row_of(query.tile) + warp_row + lane / 4 + 8 * r;
+      const int row = first_row_of(query) + warp_row + lane / 4 + 8 * r;
       if (!has_row(query, row)) continue;
       // Of a row without keys O is 0, whatever stands as the scale of a V without any.
       float factor = softmax.sum[r] == 0.f ? 0.f : softmax.inverse_sum(r) * scale;

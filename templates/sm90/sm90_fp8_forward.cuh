@@ -114,7 +114,7 @@ struct Fp8Forward : Fp8Block<Config> {
       FA_UNROLL
       for (float& o : at.o[slice]) o = 0.f;
     }
-    const int row = first_row_of(query.tile) + warp_row(at);
+    const int row = first_row_of(query) + warp_row(at);
     const int limit = kernel::key_limit<Config::kCausal>(lengths_of(query), Rows{params.group, 0}.position(row));
     at.edge = limit / kTileN - query.range.begin;
     FA_UNROLL
@@ -136,14 +136,14 @@ struct Fp8Forward : Fp8Block<Config> {
   /// What makes raw scores of the sums of products of a row.
   FA_DEVICE float raw_scale(const Stream& at, const Query& query, int r) const {
     const Rows rows{params.group, query.tile.head};
-    const int first = first_row_of(query.tile);
+    const int first = first_row_of(query);
     const int row = first + warp_row(at) + ptx::lane_index() / 4 + 8 * r;
     const int existing = has_row(query, row) ? row : first;
     return this->k_scale(query) * this->q_scale(query, rows.query_head(existing), rows.position(existing));
   }
   FA_DEVICE float bias_of(const Stream& at, const Query& query, int r) const {
     const Rows rows{params.group, query.tile.head};
-    const int first = first_row_of(query.tile);
+    const int first = first_row_of(query);
     const int row = first + warp_row(at) + ptx::lane_index() / 4 + 8 * r;
     const int existing = has_row(query, row) ? row : first;
     return this->row_bias(query, rows.query_head(existing), rows.position(existing));

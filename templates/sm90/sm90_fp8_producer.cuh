@@ -96,7 +96,7 @@ struct Fp8Producer : Fp8Block<Config> {
     this->post(slots.work.index, query);
     if (tiles_of(query) > 0) {
       ptx::mbarrier_arrive_expect_tx(full, QTile::kBytes);
-      const int first = first_row_of(query.tile);
+      const int first = first_row_of(query);
       int row = Config::kPackGqa ? first / params.group : first;
       if constexpr (kVarlen) row += query.sequence.first_row;  // rows behind the sequence come along, unstored
       FA_UNROLL

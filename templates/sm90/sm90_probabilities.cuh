@@ -236,7 +236,7 @@ struct Probabilities : Scores<Traits> {
     if constexpr (kPaged) {
       const Query& query = cursor.query;
       const typename Base::Rows rows{params.group, query.tile.head};
-      const int first = kernel::keys_begin<Variant>(params, query.sequence, rows.position(first_row_of(query.tile)));
+      const int first = kernel::keys_begin<Variant>(params, query.sequence, rows.position(first_row_of(query)));
       const int row = kernel::table_row_of(params.paged, query.tile.batch);
       const kernel::PagedKeys<kPageSize> keys =
           kernel::keys_in_cache<kPageSize>(params.paged, row, first, query.sequence.s_kv);

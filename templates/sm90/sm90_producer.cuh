@@ -280,7 +280,7 @@ struct Producer : Schedule<Traits> {
   }
 
   FA_DEVICE int row_of_q(const Query& work) const {
-    int row = Config::kPackGqa ? first_row_of(work.tile) / params.group : first_row_of(work.tile);
+    int row = Config::kPackGqa ? first_row_of(work) / params.group : first_row_of(work);
     if constexpr (kVarlen) row += work.sequence.first_row;  // rows behind the sequence come along, and are not stored
     return row;
   }

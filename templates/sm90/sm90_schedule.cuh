@@ -33,17 +33,18 @@ struct Schedule : ForwardBlock<Traits> {
   using Query = typename Base::Query;
   using Base::kTileM, Base::kTileN, Base::kQBuffers, Base::kConsumers, Base::kVarlen, Base::kPaged, Base::kRagged,
       Base::kPostsPieces, Base::kNamesLast, Base::kFixedSplits, Base::kShares, Base::kSplitTiles, Base::kWindowed,
-      Base::kLists, Base::kKeepsFirst, Base::kWaves, Base::kDistancePruning, Base::kEndsAligned, Base::kRotates,
-      Base::kExchange, Base::kLayout, Base::params, Base::q_full, Base::work_shared, Base::listed_shared;
+      Base::kLists, Base::kKeepsFirst, Base::kWaves, Base::kDistancePruning, Base::kEndsAligned, Base::kPostsFirstRow,
+      Base::kRotates, Base::kExchange, Base::kLayout, Base::params, Base::q_full, Base::work_shared,
+      Base::listed_shared;
 
   const int dense_rows;
-  const int before_rows;  // places in a head's first query tile
+  const int dense_before_rows;
   const int tiles;
 
   FA_DEVICE explicit Schedule(const Params& all)
       : Base(all),
         dense_rows(Config::kPackGqa ? all.base.s_q * all.base.group : all.base.s_q),
-        before_rows(kEndsAligned ? (all.base.m_blocks * kTileM - all.base.s_q) / 16 * 16 : 0),
+        dense_before_rows(kEndsAligned && !kRagged ? (all.base.m_blocks * kTileM - all.base.s_q) / 16 * 16 : 0),
         tiles(all.base.m_blocks * all.base.heads * (kVarlen ? 1 : all.base.b) * all.base.splits) {}
 
   // The persistent tile scheduler is static where the order of rounds evens out the tiles: blocks stay for all rounds.
@@ -72,7 +73,17 @@ struct Schedule : ForwardBlock<Traits> {
   }
 
   /// The (packed) row of a head with which a query tile begins.
-  FA_DEVICE int first_row_of(const ForwardTile& tile) const { return tile.m_block * kTileM - before_rows; }
+  FA_DEVICE int first_row_of(const Query& query) const {
+    if constexpr (kPostsFirstRow) return query.first_row;
+    return query.tile.m_block * kTileM - dense_before_rows;
+  }
+
+  /// The same of a tile that ends where the ragged head's rows do, or a tile's rows earlier. Whole warpgroups lie
+  /// before the first row, so that the others cross the diagonal as in a whole tile.
+  FA_DEVICE int place_of(const Query& query) const {
+    const int rows = row_count(query);
+    return query.tile.m_block * kTileM - (kernel::ceil_div(rows, kTileM) * kTileM - rows) / 64 * 64;
+  }
 
   /// Whether there is such a row.
   FA_DEVICE bool has_row(const Query& query, int row) const {
@@ -156,8 +167,9 @@ struct Schedule : ForwardBlock<Traits> {
   FA_DEVICE void look(Query& query) const {
     if constexpr (kPaged) query.sequence = kernel::request_of<kVarlen>(params, query.tile.batch);
     if constexpr (kPaged && Base::kLeavesSplits) query.sequence.splits = params.splits;
+    if constexpr (kPostsFirstRow) query.first_row = place_of(query);
     const Rows rows{params.group, query.tile.head};
-    const int first = first_row_of(query.tile);
+    const int first = first_row_of(query);
     const int end = row_count(query);
     const int last = (first + kTileM < end ? first + kTileM : end) - 1;
     query.range = visible(query, rows.position(first), rows.position(last));
@@ -181,13 +193,13 @@ struct Schedule : ForwardBlock<Traits> {
   FA_DEVICE typename Base::Pages pages_of(const Query& query) const {
     const Rows rows{params.group, query.tile.head};
     return {kernel::table_row_of(params.paged, query.tile.batch),
-            kernel::keys_begin<Variant>(params, query.sequence, rows.position(first_row_of(query.tile)))};
+            kernel::keys_begin<Variant>(params, query.sequence, rows.position(first_row_of(query)))};
   }
 
   /// Splits of a fixed size of a query tile, whoever has them.
   FA_DEVICE int splits_of_tile(const Query& query) const {
     const Rows rows{params.group, query.tile.head};
-    const int first = first_row_of(query.tile);
+    const int first = first_row_of(query);
     const int end = row_count(query);
     const int last = (first + kTileM < end ? first + kTileM : end) - 1;
     return kernel::splits_of<kSplitTiles>(kernel::kv_range<Config::kCausal, kTileN, false>(
@@ -218,7 +230,7 @@ struct Schedule : ForwardBlock<Traits> {
   /// End of the KV tiles that the 64 rows of a warpgroup see: one at least. Of all its warps the same.
   FA_DEVICE int own_range_end(const Query& query, int warp_row) const {
     const Rows rows{params.group, 0};
-    const int first = first_row_of(query.tile) + warp_row / 64 * 64;
+    const int first = first_row_of(query) + warp_row / 64 * 64;
     const int end = row_count(query);
     const int last = first + 63 < end ? first + 63 : end - 1;
     const int limit = kernel::key_limit<Config::kCausal>(lengths_of(query), rows.position(last));
@@ -255,7 +267,11 @@ struct Schedule : ForwardBlock<Traits> {
     const auto word = [&](int i, int value) {
       ptx::st_shared_b32(work_shared(buffer) + 4 * i, static_cast<uint32_t>(value));
     };
-    word(0, query.tile.m_block);
+    if constexpr (kPostsFirstRow) {
+      word(0, query.first_row);
+    } else {
+      word(0, query.tile.m_block);
+    }
     word(1, query.tile.head);
     word(2, query.tile.batch);
     if constexpr (kPostsPieces) {
@@ -293,6 +309,7 @@ struct Schedule : ForwardBlock<Traits> {
                 word(rest, 3),
                 {},
                 {}};
+    if constexpr (kPostsFirstRow) query.first_row = word(tile, 0);
     if constexpr (kPostsPieces) query.sharing.word = tile.word[3];
     if constexpr (kNamesLast) {
       query.ahead.last = query.tile.split < 0;
@@ -351,7 +368,7 @@ struct Schedule : ForwardBlock<Traits> {
   FA_DEVICE kernel::Place place(const Cursor& cursor, int warp_row, int r, int lane) const {
     const Rows rows{params.group, cursor.query.tile.head};
     const auto& lengths = lengths_of(cursor.query);
-    const int row = first_row_of(cursor.query.tile) + warp_row + lane / 4 + 8 * r;
+    const int row = first_row_of(cursor.query) + warp_row + lane / 4 + 8 * r;
     const int existing = kEndsAligned && row < 0 ? 0 : rows.position(row);
     const int position = kernel::inside(existing, lengths.s_q);
     const int key = kv_tile(cursor) * kTileN + 2 * (lane % 4);

@@ -163,7 +163,7 @@ struct Scores : AffineScores<Traits> {
   FA_DEVICE void hide_outside(S& s, const Cursor& cursor, int warp_row, int lane) const {
     const auto& lengths = lengths_of(cursor.query);
     const Rows rows{params.group, 0};
-    const int row = first_row_of(cursor.query.tile) + warp_row;
+    const int row = first_row_of(cursor.query) + warp_row;
     const int first_key = kv_tile(cursor) * kTileN;
     const auto begin_of = [&](int i) {
       return kernel::keys_begin<Variant>(params, lengths, rows.position(row + i)) - first_key;
@@ -198,7 +198,7 @@ struct Scores : AffineScores<Traits> {
       return 0;
     } else {
       const Rows rows{params.group, 0};
-      const int row = first_row_of(cursor.query.tile) + warp_row;
+      const int row = first_row_of(cursor.query) + warp_row;
       return kernel::key_limit<Config::kCausal>(lengths_of(cursor.query), rows.position(row)) -
              kv_tile(cursor) * kTileN;
     }
@@ -209,7 +209,7 @@ struct Scores : AffineScores<Traits> {
   FA_DEVICE int hide_behind(S& s, const Cursor& cursor, int limit_of_first, int warp_row) const {
     const auto& lengths = lengths_of(cursor.query);
     const Rows rows{params.group, 0};
-    const int row = first_row_of(cursor.query.tile) + warp_row;
+    const int row = first_row_of(cursor.query) + warp_row;
     if (kPartial && row >= row_count(cursor.query)) return 0;
     const int first_key = kv_tile(cursor) * kTileN;
     // The smallest limit of the warp's rows is that of its first, the greatest that of its last.

@@ -67,8 +67,8 @@ struct WideTraits {
   // What the Hopper forward may have, and this one has not.
   static constexpr bool kPingpong = false, kDropout = false, kLists = false, kKeepsFirst = false, kAffine = false,
                         kAffineProduct = false, kDistancePruning = false, kPartial = false, kOwnRanges = false,
-                        kEndsAligned = false, kRotates = false, kExchange = false, kDynamic = false, kLoadAhead = false,
-                        kNamesLast = false;
+                        kEndsAligned = false, kPostsFirstRow = false, kRotates = false, kExchange = false,
+                        kDynamic = false, kLoadAhead = false, kNamesLast = false;
   static constexpr int kDropoutWarps = 0;
 
   static constexpr WideShape kShape = {

@@ -1,10 +1,11 @@
-// Query tiles of packed batches and of calls over pages that come from a counter: by an override alone.
+// Query tiles of packed batches and of calls over pages that come from a counter.
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <fa/error.hpp>
 #include <string>
+#include <vector>
 
 #include "plan/call_plan.hpp"
 #include "plan/catalogue.hpp"
@@ -61,11 +62,58 @@ std::string refusal(const Problem& p, const Fixed& fixed = kCounter) {
   return {};
 }
 
-TEST(RaggedCounter, IsTakenByAnOverrideAlone) {
+/// A kernel and all that a tuner may take instead.
+std::vector<KernelSpec> all_of(const ForwardPlan& plan) {
+  std::vector<KernelSpec> specs = plan.alternatives;
+  specs.push_back(plan.kernel);
+  return specs;
+}
+
+TEST(RaggedCounter, IsTakenForManyTilesUnderACausalMask) {
+  for (const Kind kind : kKinds) {
+    const Problem p = problem_of(kind);
+    const ForwardPlan usual = plan_forward(p, {}), counted = plan_forward(p, kCounter),
+                      waves = plan_forward(p, {{"dynamic", 0}});
+    SCOPED_TRACE(canonical(usual.kernel));
+    EXPECT_TRUE(usual.kernel.dynamic());
+    EXPECT_EQ(counted.kernel, usual.kernel);
+    KernelSpec same = usual.kernel;
+    same.as<Sm90Forward>().dynamic = false;
+    EXPECT_EQ(waves.kernel, same);
+    EXPECT_FALSE(may_start_early(usual.kernel));
+    EXPECT_TRUE(std::ranges::all_of(all_of(counted), &KernelSpec::dynamic));
+    EXPECT_TRUE(std::ranges::none_of(all_of(waves), &KernelSpec::dynamic));
+    EXPECT_EQ(std::ranges::count_if(all_of(usual), &KernelSpec::dynamic),
+              static_cast<std::ptrdiff_t>(all_of(counted).size()));
+    EXPECT_EQ(forward_workspace_size(p, {}, 132).bytes, kCounterBytes);
+    EXPECT_EQ(forward_workspace_size(p, kCounter, 132).bytes, kCounterBytes);
+  }
+}
+
+/// Which of these is faster no rule says: a tuner may find out.
+TEST(RaggedCounter, OfFewTilesIsAnAlternative) {
+  Problem p = problem_of(Kind::packed, 200);
+  p.b = 2;
+  p.total_q = p.total_kv = 400;
+  const ForwardPlan plan = plan_forward(p, {});
+  EXPECT_FALSE(plan.kernel.dynamic());
+  EXPECT_TRUE(std::ranges::any_of(plan.alternatives, &KernelSpec::dynamic));
+  EXPECT_EQ(forward_workspace_size(p, {}, 132).bytes, kCounterBytes);
+}
+
+TEST(RaggedCounter, IsElsewhereTakenByAnOverrideAlone) {
+  Variants window;
+  window.left_window = true;
   for (const Kind kind : kKinds) {
     for (const bool causal : {false, true}) {
       Problem p = problem_of(kind);
       p.causal = causal;
+      if (causal && kind == Kind::packed) {
+        p.variants = &window;
+        p.window_left = 500;
+      } else if (causal) {
+        p.d_qk = p.d_v = 256;
+      }
       const ForwardPlan usual = plan_forward(p, {}), counted = plan_forward(p, kCounter);
       SCOPED_TRACE(canonical(usual.kernel));
       EXPECT_FALSE(usual.kernel.dynamic());
@@ -78,7 +126,6 @@ TEST(RaggedCounter, IsTakenByAnOverrideAlone) {
       EXPECT_EQ(counted.alternatives.size(), usual.alternatives.size());
       EXPECT_TRUE(std::ranges::all_of(counted.alternatives, &KernelSpec::dynamic));
       EXPECT_EQ(forward_workspace_size(p, kCounter, 132).bytes, kCounterBytes);
-      EXPECT_FALSE(may_start_early(counted.kernel));
     }
   }
 }

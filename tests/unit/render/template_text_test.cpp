@@ -8,6 +8,8 @@
 
 #include "files.hpp"
 #include "render/embedded_templates.hpp"
+#include "render/source.hpp"
+#include "render/templates.hpp"
 
 // The rules that keep the kernels free of toolkit headers and let another machine implement templates/ptx.
 namespace fa::render {
@@ -309,6 +311,11 @@ TEST(TemplateText, EmbeddedTextIsTheFile) {
     EXPECT_EQ(entry.text, embedded_form(read_file(root / entry.name))) << entry.name;
   }
   EXPECT_EQ(names, files);
+}
+
+/// So that a results file tells whether the library has the templates of the tree.
+TEST(TemplateText, AFolderHasTheDigestOfWhatIsEmbedded) {
+  EXPECT_EQ(read_templates(FA_TEST_TEMPLATE_DIR, "FA_TEMPLATE_DIR").digest(), templates_digest());
 }
 
 }  // namespace
