@@ -58,6 +58,7 @@ void expect_valid(const std::vector<KernelSpec>& specs, const KernelSpec& first)
     EXPECT_EQ(without_tile(spec), without_tile(first)) << canonical(spec);
     EXPECT_TRUE(!spec.is<Sm90Forward>() || is_exact(spec) == is_exact(first)) << canonical(spec);
     EXPECT_EQ(spec.ordered_dq(), first.ordered_dq()) << canonical(spec);
+    EXPECT_EQ(spec.leaves_splits(), first.leaves_splits()) << canonical(spec);
   }
 }
 
@@ -193,6 +194,21 @@ TEST(CandidateOrder, FewQueryRowsMayRunOnEitherFamily) {
   for (const KernelSpec& spec : forward_candidates(p, {}, plan_forward(p, {}).kernel, kAll))
     families.insert(spec.family());
   EXPECT_EQ(families.size(), 2U);
+}
+
+/// The other family has no clusters: what its splits leave no kernel behind would merge.
+TEST(CandidateOrder, SplitsThatAClusterMergesAreMergedByAll) {
+  int clusters = 0;
+  for (const std::int64_t b : {1, 2, 4, 8, 16}) {
+    Problem p = problem("sm_90a", DType::bf16, 128, 128, 1, 8);
+    p.b = b;
+    const KernelSpec planned = plan_forward(p, {}).kernel;
+    clusters += planned.cluster() > 1 ? 1 : 0;
+    for (const KernelSpec& spec : forward_candidates(p, {}, planned, kAll)) {
+      EXPECT_EQ(spec.leaves_splits(), planned.leaves_splits()) << canonical(spec);
+    }
+  }
+  EXPECT_GT(clusters, 0);
 }
 
 }  // namespace
