@@ -39,8 +39,8 @@ struct Products : Probabilities<Traits> {
                                     KTile::k_major(described(k_shared(stage)), 0, step), step != 0);
     }
     if constexpr (kAffineProduct) {
-      SGemm::template registers<false>(s, tile.slopes.operand, KeyNumbers::descriptor(shared + kLayout.key_numbers),
-                                       true);
+      SGemm::template registers<false>(s, tile.slopes.operand,
+                                       KeyNumbers::descriptor(described(shared + kLayout.key_numbers)), true);
     }
     ptx::wgmma_commit();
   }

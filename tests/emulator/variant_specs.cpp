@@ -303,6 +303,12 @@ std::vector<VariantKernels> hopper_affine_functions() {
        .loop_bodies = 2,
        .own = cliff("score + (h % 2 == 0 ? 1.1e5 : 1.1e38) * float(kv - q - s_kv + s_q)"),
        .affine_product = false},
+      {.choice = "magnitude_in_clusters",
+       .attention = attention(DType::bf16, 16, 16, true),
+       .splits = 4,
+       .own = steep("magnitude", "score - slope[h] * abs(float(q + s_kv - s_q - kv))"),
+       .affine_product = true,
+       .split_blocks = 4},
   };
 }
 
@@ -420,8 +426,14 @@ VariantSpecs hopper_variant_specs(const VariantKernels& kernels) {
   forward.set("splits", kernels.splits);
   if (kernels.affine_product) forward.set("affine_product", *kernels.affine_product);
   forward.set("affine_reach", kernels.affine_reach);
+  fa::AttentionShape shape = any_shape();
+  if (kernels.split_blocks > 1) {
+    forward.set("split_blocks", kernels.split_blocks);
+    forward.set("stages", 3);  // which have room for O
+    shape.s_q = 1;
+  }
   const fa::plan::ForwardPlan planned =
-      plan_forward(fa::api::make_problem(c.config, any_shape(), {9, 0, 'a'}, &c.functions.variants), forward);
+      plan_forward(fa::api::make_problem(c.config, shape, {9, 0, 'a'}, &c.functions.variants), forward);
   return {planned.kernel, planned.combine, {}, {}, {}};
 }
 

@@ -27,7 +27,8 @@ struct VariantKernels {
   bool pairs = false;  ///< of warps, in an sm80 forward
   std::optional<bool> affine_product = {};
   bool affine_reach = false;
-  bool turing = false;  ///< for compute capability 7.5
+  bool turing = false;   ///< for compute capability 7.5
+  int split_blocks = 1;  ///< of a cluster, which merge as many splits of an sm90 forward
 };
 const std::vector<VariantKernels>& variant_kernels();
 
