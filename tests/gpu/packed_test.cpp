@@ -124,6 +124,49 @@ TEST_F(Packed, ThousandsOfShortSequences) {
   }
 }
 
+/// Of forwards one behind the other, which share a workspace, and of a captured one.
+TEST_F(Packed, QueryTilesOfHopperForwardsComeFromACounter) {
+  if (driver::device_info(0).arch != plan::parse_arch("sm_90a")) GTEST_SKIP() << "GPU 0 is no Hopper";
+  std::mt19937 random(2);
+  std::vector<std::int32_t> rows, keys;
+  for (int i = 0; i < 60; ++i) {
+    rows.push_back(static_cast<std::int32_t>(i % 9 == 4 ? 0 : i == 30 ? 2500 : random() % 500));
+    keys.push_back(static_cast<std::int32_t>(i % 11 == 4 ? 0 : i == 30 ? 2500 : random() % 500));
+  }
+  for (const std::int64_t d : {64, 128, 256}) {
+    PackedCase c;
+    c.attention = {.h_q = 4, .h_kv = 2, .d_qk = d, .d_v = d, .causal = d != 64, .layout = Layout::bshd};
+    c.cu_q = cumulative(rows);
+    c.cu_kv = cumulative(keys);
+    c.attention.s_q = c.cu_q.back();
+    c.attention.s_kv = c.cu_kv.back();
+    c.kernel = KernelOverride{"sm90", "dynamic=1"};
+    SCOPED_TRACE(::testing::PrintToString(c));
+    DevicePackedCase device(c);
+    const Attention attention = Attention::create(c.config());
+    const AttentionShape shape{.b = 60,
+                               .h_q = 4,
+                               .h_kv = 2,
+                               .s_q = 2500,
+                               .s_kv = 2500,
+                               .total_q = c.attention.s_q,
+                               .total_kv = c.attention.s_kv};
+    const std::string spec = attention.kernel_info(shape).spec;
+    EXPECT_NE(spec.find(" dynamic=1"), std::string::npos) << spec;
+    DeviceBuffer scratch(attention.workspace_size(shape));
+    const Workspace workspace{scratch.data(), scratch.size()};
+    const ScopedStream stream;
+    const auto forward = [&] { attention.forward(device.inputs(), device.outputs(), stream.get(), workspace); };
+    for (int i = 0; i < 3; ++i) forward();
+    device.expect_forward();
+    const std::vector<std::byte> first = device.o.buffer.read();
+    const CapturedGraph graph(stream.get(), forward);
+    for (int i = 0; i < 3; ++i) graph.replay(stream.get());
+    driver::check(api().cuStreamSynchronize(stream.get()), "cuStreamSynchronize");
+    EXPECT_EQ(device.o.buffer.read(), first);
+  }
+}
+
 /// Split keys, and the planner's full-size tiles.
 TEST_F(Packed, DropoutOfPlannedKernels) {
   for (const std::int64_t d : {64, 128, 256}) {

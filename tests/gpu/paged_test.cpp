@@ -402,6 +402,29 @@ TEST_F(Paged, ClustersMergeTheSplitsOfARequest) {
   }
 }
 
+TEST_F(Paged, QueryTilesOfHopperForwardsComeFromACounter) {
+  if (driver::device_info(0).arch != plan::parse_arch("sm_90a")) GTEST_SKIP() << "GPU 0 is no Hopper";
+  for (const std::int64_t page_size : {std::int64_t{16}, kContiguous}) {
+    for (const std::int64_t d : {64, 128, 256}) {
+      PagedCase c;
+      c.attention = {.h_q = 8, .h_kv = 2, .d_qk = d, .d_v = d, .causal = true, .layout = Layout::bshd};
+      c.variant.config.kernel = KernelOverride{"sm90", "dynamic=1"};
+      c.variant.config.sink = d == 64;
+      c.page_size = page_size;
+      c.packed = true;
+      c.rows = {300, 512, 1, 0, 700, 5, 130};
+      c.keys = {300, 900, 2000, 40, 1500, 0, 128};
+      SCOPED_TRACE(fmt::format("d {}, page size {}", d, page_size));
+      const DevicePaged device(c);
+      const Attention attention = Attention::create(config_of(c));
+      const std::string spec = attention.kernel_info(limits_of(device)).spec;
+      EXPECT_NE(spec.find(" dynamic=1"), std::string::npos) << spec;
+      for (int i = 0; i < 3; ++i) attention.forward(device.inputs(), device.outputs());
+      device.expect_forward();
+    }
+  }
+}
+
 TEST_F(Paged, SchedulesOfPrefillsChunksDecodesAndEmptyRequests) {
   PagedCase c;
   c.attention = {.h_q = 32, .h_kv = 8, .d_qk = 128, .d_v = 128, .causal = true, .layout = Layout::bshd};

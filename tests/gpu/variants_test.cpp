@@ -1,6 +1,7 @@
 // Random combinations of functions, windows, chunks and sinks with dtypes, head dims, GQA, lengths and masks on a GPU,
 // forward and backward, against the float64 reference.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -153,6 +154,24 @@ TEST_P(VariantsGpu, ForwardAndBackwardMatchTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Random, VariantsGpu, testing::Range<std::size_t>(0, kKernels));
 static_assert(kKernels * kLaunches >= 200);
+
+using SlopesGpu = GpuTest;
+
+/// Splits that the blocks of a cluster merge, of scores to which the product adds.
+TEST_F(SlopesGpu, AreMergedInClusters) {
+  if (driver::device_info(0).arch != plan::parse_arch("sm_90a")) GTEST_SKIP() << "GPU 0 is no Hopper";
+  AttentionConfig config;
+  config.score = functions::alibi();
+  for (const int blocks : {2, 4, 8}) {
+    config.kernel = KernelOverride{"sm90", fmt::format("affine_product=1 splits=2 split_blocks={}", blocks)};
+    for (const std::int64_t d : {64, 128}) {
+      AttentionCase attention{.b = 3, .h_q = 8, .h_kv = 2, .s_q = 3, .s_kv = 2345, .d_qk = d, .d_v = d};
+      attention.dtype = d == 64 ? DType::f16 : DType::bf16;
+      const VariantCase c(attention, VariantChoice{"alibi", config});
+      run(c, Attention::create(c.config));
+    }
+  }
+}
 
 /// All variants at once: in packed batches, with dropout, deterministic or not.
 class Combinations : public GpuTest, public testing::WithParamInterface<std::size_t> {};
