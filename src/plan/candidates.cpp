@@ -56,8 +56,9 @@ std::vector<KernelSpec> forward_candidates(const Problem& problem, const Fixed& 
   // With few query rows all families wait for memory; with many, the preferred one is far ahead and compiling others a
   // waste.
   const ForwardFamily& other = last_forward_family(problem);
-  const bool merges = choice.split_blocks > 1;  // and no other kernel would merge what the other family leaves
-  const bool either = fixed.family == Family::automatic && choice.short_query && !merges && &other != &family;
+  // Clusters merge their splits, parts and splits of requests are counted by tiles: no choice of both families'.
+  const bool alone = choice.split_blocks > 1 || choice.own_parts || choice.splits_request;
+  const bool either = fixed.family == Family::automatic && choice.short_query && !alone && &other != &family;
   if (either) append(&all, other.candidates(problem, choice));
   return ranked(std::move(all), first, most);
 }

@@ -8,11 +8,14 @@
 #include <algorithm>
 #include <set>
 
+#include "plan/schedule.hpp"
 #include "plan/sm80_backward.hpp"
 #include "plan/sm80_forward.hpp"
 #include "plan/sm90_backward.hpp"
 #include "plan/sm90_forward.hpp"
 #include "support/thorough.hpp"
+
+#include <common/schedule_params.cuh>
 
 namespace fa::plan {
 namespace {
@@ -209,6 +212,25 @@ TEST(CandidateOrder, SplitsThatAClusterMergesAreMergedByAll) {
     }
   }
   EXPECT_GT(clusters, 0);
+}
+
+/// A lane finds each query tile, of which kernels with fewer rows a tile would have more.
+TEST(CandidateOrder, PartsThatBlocksFindAreOfAsManyQueryTilesAsAWarpHasLanes) {
+  int with_parts = 0;
+  for (const bool varlen : {false, true}) {
+    Problem p = problem("sm_90a", DType::bf16, 128, 128, 8, 2);
+    p.b = 20;
+    p.page_size = 16;
+    p.varlen = varlen;
+    p.total_q = varlen ? p.b * 4 : 0;
+    const KernelSpec planned = plan_forward(p, {}).kernel;
+    for (const KernelSpec& spec : forward_candidates(p, {}, planned, kAll)) {
+      if (!spec.own_parts()) continue;
+      ++with_parts;
+      EXPECT_LE(schedule_shape(p, spec, kHopperMultiprocessors).slots, kernel::kOwnItems) << canonical(spec);
+    }
+  }
+  EXPECT_GT(with_parts, 0);
 }
 
 }  // namespace
