@@ -260,8 +260,8 @@ void check_invariant(const Problem& problem, const Fixed& fixed) {
     support::throw_invalid("q, k, v or o", "a stride that is zero, negative or 2^40 bytes or more, or a first key",
                            "strides that the copy engine can describe, and no seq_begin, with invariance");
   }
-  if (problem.varlen && std::max(problem.total_q, problem.total_kv) > kernel::kBoundedRows) {
-    support::throw_invalid("total_q, total_kv", std::max(problem.total_q, problem.total_kv), "at most 2^30 rows");
+  if (problem.bounded_rows() > Problem::kMostBoundedRows) {
+    support::throw_invalid("total_q, total_kv, s_kv or page_size", problem.bounded_rows(), "at most 2^30 rows");
   }
 }
 

@@ -127,6 +127,13 @@ struct Problem : RequestFacts, BatchFacts, DeviceFacts {
   /// Whether the device alone knows how many rows, or keys, a batch entry has.
   bool ragged() const noexcept { return varlen || paged(); }
 
+  /// Rows of a packed tensor, a page or a row of a cache: the copy engine's maps of these end with the last one needed,
+  /// and have so many at most.
+  static constexpr std::int64_t kMostBoundedRows = std::int64_t{1} << 30;
+  std::int64_t bounded_rows() const noexcept {
+    return std::max(varlen ? std::max(total_q, total_kv) : 0, contiguous() ? s_kv : page_size);
+  }
+
  private:
   std::int64_t ceil_mean(std::int64_t total) const noexcept { return (total + b - 1) / std::max<std::int64_t>(b, 1); }
   std::int64_t typical(std::int64_t longest, std::int64_t total) const noexcept {

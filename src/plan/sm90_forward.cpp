@@ -341,8 +341,9 @@ const char* sm90_forward_misfit(const Problem& problem) noexcept {
 const char* sm90_copy_obstacle(const Problem& problem) noexcept {
   if (!problem.aligned) return "rows of q, k, v or o do not start at multiples of 16 bytes";
   if (!problem.tensor_maps) return "a stride of q, k, v or o is zero, negative or 2^40 bytes or more";
-  if (problem.varlen && std::max(problem.total_q, problem.total_kv) > kernel::kBoundedRows) {
-    return "the packed batch has more than 2^30 rows";
+  static_assert(Problem::kMostBoundedRows == kernel::kBoundedRows);
+  if (problem.bounded_rows() > kernel::kBoundedRows) {
+    return "the packed batch, a page or a row of the cache has more than 2^30 rows";
   }
   // The first and the last key that are needed may not be in one box.
   const bool windowed = problem.variants != nullptr && problem.variants->left_window;

@@ -192,8 +192,8 @@ const char* sm90_fp8_forward_obstacle(const Problem& problem) noexcept {
                              "whole number of heads apart, of k and v the same"
                            : "a stride of q, k, v or o is zero, negative or 2^40 bytes or more";
   }
-  if (problem.varlen && std::max(problem.total_q, problem.total_kv) > kernel::kBoundedRows) {
-    return "the packed batch has more than 2^30 rows";
+  if (problem.bounded_rows() > Problem::kMostBoundedRows) {
+    return "the packed batch, a page or a row of the cache has more than 2^30 rows";
   }
   return window_within_a_page(problem) ? "a window is shorter than a page" : nullptr;
 }

@@ -135,6 +135,12 @@ TEST(InvariantPlans, RefuseTensorsThatWouldTakeAnotherKernel) {
   problem.varlen = true;
   problem.total_q = problem.total_kv = (std::int64_t{1} << 30) + 1;
   EXPECT_THROW(check_invariant(problem, {}), Error);
+  problem = problem_of("sm_90a", DType::bf16, 128, 128, Invariance::rows);
+  problem.page_size = -1;
+  problem.s_kv = std::int64_t{1} << 30;
+  EXPECT_NO_THROW(check_invariant(problem, {}));
+  problem.s_kv += 1;
+  EXPECT_THROW(check_invariant(problem, {}), Error);
   problem = problem_of("sm_90a", DType::bf16, 128, 128, Invariance::batch);
   problem.tensor_maps = false;
   problem.arch = parse_arch("sm_80");

@@ -630,6 +630,16 @@ TEST(Choice, HopperServesVariantsToo) {
   p.total_kv = (std::int64_t{1} << 30) + 1;  // rows that bounded maps cannot number
   EXPECT_EQ(choose(p, {}).family, Family::sm80);
   p.varlen = false;
+  for (const int page_size : {-1, 1 << 30}) {
+    p.page_size = page_size;
+    p.s_kv = std::int64_t{1} << 30;
+    EXPECT_EQ(choose(p, {}).family, Family::sm90);
+    p.s_kv += 8;
+    if (page_size > 0) p.page_size += 8;
+    EXPECT_EQ(choose(p, {}).family, Family::sm80);
+  }
+  p.page_size = 0;
+  p.s_kv = 4096;
   p.positive_scale = false;
   Variants variants;
   variants.mask = "q>kv";

@@ -57,6 +57,11 @@ TEST(Sm80Fp8Forward, ServesGpusFrom89On) {
 TEST(Sm80Fp8Forward, ServesHopperBehindItsOwnKernel) {
   Problem problem = fp8("sm_90a");
   EXPECT_EQ(choose(problem, {}).family, Family::sm90_fp8);
+  problem.page_size = -1;
+  EXPECT_EQ(choose(problem, {}).family, Family::sm90_fp8);
+  problem.s_kv = (std::int64_t{1} << 30) + 1;
+  EXPECT_EQ(choose(problem, {}).family, Family::sm80_fp8);
+  problem = fp8("sm_90a");
   EXPECT_EQ(choose(problem, {Family::sm80_fp8}).family, Family::sm80_fp8);
   problem.tensor_maps = false;
   EXPECT_EQ(choose(problem, {}).family, Family::sm80_fp8);
