@@ -37,6 +37,13 @@ def _number(name: str, table: Mapping[str, int], value: object) -> int:
     return table[str(value)]
 
 
+def _int32(name: str, value: Any) -> int:
+    """For fields of 32 bits, which ctypes would cut."""
+    if not -2**31 <= int(value) < 2**31:
+        raise ValueError(f"{name} is {value}: accepted are integers of 32 bits")
+    return int(value)
+
+
 def _pointer(name: str, array: Any) -> Any:
     """NULL for None."""
     return ctypes.pointer(_views.tensor(name, array)) if array is not None else None
@@ -132,7 +139,7 @@ def rotary_embedding(dims: int, base: float = 0.0, interleaved: bool = False, co
     """What `bind_append` turns keys and queries by, in their first `dims` columns: angles of `base` (0: 10000), or cos and
     sin [positions, dims / 2]. positions: int32 or int64 [rows], where each new row stands; None: as seqused_kv says. It
     keeps the arrays alive."""
-    result = _abi.RotaryEmbedding(dims=int(dims), interleaved=int(interleaved), base=float(base),
+    result = _abi.RotaryEmbedding(dims=_int32("dims", dims), interleaved=int(interleaved), base=float(base),
                                   **_pointers(cos=cos, sin=sin), **_positions("positions", positions))
     result.tensors = (cos, sin, positions)
     return result
@@ -217,8 +224,8 @@ def append_shape(rotary_dims: int = 0, interleaved: bool = False, table_dtype: O
     """What of an append picks its kernel: the rotary embedding, with the dtype of its cos and sin where they are given, and
     whether scales of a cache of 8 bits are given."""
     table = {} if table_dtype is None else {"has_table": 1, "table_dtype": _views.dtype_code("table_dtype", table_dtype)}
-    return _abi.AppendShape(rotary_dims=int(rotary_dims), interleaved=int(interleaved), unaligned=int(not rows_aligned),
-                            scales_given=int(scales_given), **table)
+    return _abi.AppendShape(rotary_dims=_int32("rotary_dims", rotary_dims), interleaved=int(interleaved),
+                            unaligned=int(not rows_aligned), scales_given=int(scales_given), **table)
 
 
 def merge_shape(states_dtype: Optional[object] = None, result_dtype: Optional[object] = None, mixed: bool = False,
@@ -268,20 +275,23 @@ def make_config(head_dim: int, dtype: object, causal: bool = False, head_dim_v: 
     max_logit_gradient, column_sums_gradient: backward is given gradients of these."""
     override, backward_override = _override(family, kernel), _override(backward_family, backward_kernel)
     return _abi.Config(
-        head_dim=head_dim, head_dim_v=head_dim_v, dtype=_views.dtype_code("dtype", dtype), causal=int(causal),
+        head_dim=_int32("head_dim", head_dim), head_dim_v=_int32("head_dim_v", head_dim_v),
+        dtype=_views.dtype_code("dtype", dtype), causal=int(causal),
         causal_align=int(top_left), has_scale=int(scale is not None), scale=float(scale or 0.0), deterministic=int(deterministic),
         tune=_number("tune", TUNE_POLICIES, tune), varlen=int(varlen), zero_padding=int(zero_padding),
         check_sequences=int(check_sequences), dropout=float(dropout), score=_reference(score), mask=_reference(mask),
-        sink=int(sink), chunk=int(chunk), page_size=int(page_size), accumulate=int(accumulate), value_in_key=int(value_in_key),
+        sink=int(sink), chunk=int(chunk), page_size=int(page_size), accumulate=int(accumulate),
+        value_in_key=_int32("value_in_key", value_in_key),
         has_k_dtype=int(k_dtype is not None), k_dtype=0 if k_dtype is None else _views.dtype_code("k_dtype", k_dtype),
         has_v_dtype=int(v_dtype is not None), v_dtype=0 if v_dtype is None else _views.dtype_code("v_dtype", v_dtype),
         invariance=_number("invariance", INVARIANCES, invariance), debug=int(debug), host_f64=int(host_f64),
         cache_mode=_number("cache_mode", CACHE_MODES, cache_mode), compile=_number("compile", COMPILE_POLICIES, compile),
         cache_directory=os.fsencode(cache_directory),
         has_o_dtype=int(o_dtype is not None), o_dtype=0 if o_dtype is None else _views.dtype_code("o_dtype", o_dtype),
-        group_size=int(group_size), key_scales=int(key_scales), value_scales=int(value_scales), precise=int(precise),
+        group_size=_int32("group_size", group_size), key_scales=int(key_scales), value_scales=int(value_scales),
+        precise=int(precise),
         max_logit=_number("max_logit", MAX_LOGITS, max_logit), max_logit_by_head=int(max_logit_by_head), entropy=int(entropy),
-        column_sums=_number("column_sums", COLUMN_SUMS, column_sums), top_keys=int(top_keys),
+        column_sums=_number("column_sums", COLUMN_SUMS, column_sums), top_keys=_int32("top_keys", top_keys),
         entropy_gradient=int(entropy_gradient), max_logit_gradient=int(max_logit_gradient),
         column_sums_gradient=int(column_sums_gradient),
         has_window_left=int(window_left is not None), window_left=int(window_left or 0),
@@ -352,7 +362,7 @@ class Attention:
                                                 row_bias=row_bias),
                                     **_variants(sequences, dropout, captures, sink, tiles), cache=_reference(cache),
                                     schedule=_reference(schedule), **_prefixes(prefixes), place=_reference(place),
-                                    max_multiprocessors=int(max_multiprocessors))
+                                    max_multiprocessors=_int32("max_multiprocessors", max_multiprocessors))
         outputs = _abi.ForwardOutputs(
             **_pointers(o=o, lse=lse, max_logit=max_logit, entropy=entropy, column_sums=column_sums,
                         top_keys=top_keys), dump=_dump(dump))
@@ -448,7 +458,7 @@ class Attention:
         inputs = _abi.BackwardInputs(**_pointers(q=q, k=k, v=v, o=o, lse=lse, dout=dout, dlse=dlse, entropy=entropy,
                                                  dentropy=dentropy, dmax_logit=dmax_logit, dcolumn_sums=dcolumn_sums),
                                      **_variants(sequences, dropout, captures, sink, tiles), place=_reference(place),
-                                     max_multiprocessors=int(max_multiprocessors))
+                                     max_multiprocessors=_int32("max_multiprocessors", max_multiprocessors))
         outputs = _abi.BackwardOutputs(**_pointers(dq=dq, dk=dk, dv=dv, dsink=dsink), **captured(dcaptures))
         keep = (q, k, v, o, lse, dout, dlse, dq, dk, dv, captures, sink, sequences, dropout, tiles, dcaptures, dsink, place,
                 entropy, dentropy, dmax_logit, dcolumn_sums)

@@ -38,6 +38,14 @@ def test_preparations_on_the_host(library):
     refused(TypeError, lambda: capi.merge_shape(result_dtype="complex64"), "result_dtype")
 
 
+def test_numbers_beyond_their_fields(library):
+    """They are refused, not cut to what fits."""
+    for name in ("head_dim_v", "value_in_key", "group_size", "top_keys"):
+        refused(ValueError, lambda name=name: capi.make_config(16, "float32", **{name: 2**32 + 16}), name)
+    refused(ValueError, lambda: capi.Attention(library, 2**32 + 16, "float32", device=HOST), "head_dim")
+    refused(ValueError, lambda: capi.append_shape(rotary_dims=2**32 + 8), "rotary_dims")
+
+
 def test_kernels_of_merges_and_appends(library, tmp_path):
     more = {"cache_directory": str(tmp_path), "tune": "off"}
     shape = capi.merge_shape(states_dtype="float32")
