@@ -309,6 +309,8 @@ std::vector<VariantKernels> hopper_affine_functions() {
        .own = steep("magnitude", "score - slope[h] * abs(float(q + s_kv - s_q - kv))"),
        .affine_product = true,
        .split_blocks = 4},
+      {.choice = "everything", .attention = attention(DType::bf16, 16, 16, true), .splits = 2, .split_blocks = 2},
+      {.choice = "documents", .attention = attention(DType::f16, 16, 16, false), .splits = 4, .split_blocks = 4},
   };
 }
 
@@ -388,6 +390,12 @@ const std::vector<VariantKernels>& hopper_packed_variant_kernels() {
        .varlen = true,
        .dropout = true,
        .own = steep_keys()},
+      {.choice = "everything",
+       .attention = attention(DType::bf16, 16, 16, true),
+       .loop_bodies = 2,
+       .varlen = true,
+       .dynamic = true},
+      {.choice = "prefix", .attention = attention(DType::f16, 16, 8, false), .varlen = true, .dynamic = true},
   };
   return list;
 }
@@ -426,6 +434,7 @@ VariantSpecs hopper_variant_specs(const VariantKernels& kernels) {
   forward.set("splits", kernels.splits);
   if (kernels.affine_product) forward.set("affine_product", *kernels.affine_product);
   forward.set("affine_reach", kernels.affine_reach);
+  if (kernels.dynamic) forward.set("dynamic", 1);
   fa::AttentionShape shape = any_shape();
   if (kernels.split_blocks > 1) {
     forward.set("split_blocks", kernels.split_blocks);

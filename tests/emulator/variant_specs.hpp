@@ -29,6 +29,7 @@ struct VariantKernels {
   bool affine_reach = false;
   bool turing = false;   ///< for compute capability 7.5
   int split_blocks = 1;  ///< of a cluster, which merge as many splits of an sm90 forward
+  bool dynamic = false;  ///< its query tiles come from a counter
 };
 const std::vector<VariantKernels>& variant_kernels();
 
