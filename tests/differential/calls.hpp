@@ -48,7 +48,8 @@ class Calls {
   bool is_broken(const Segment& of, const Tensor& o, const Tensor& lse) const;
 
   /// A row of P by V, of which what has no weight may be anything.
-  void compare_p(const Segment& of, std::int64_t h, std::int64_t i, const Tensor& p, const Tensor& o);
+  void compare_p(const Segment& of, std::int64_t h, std::int64_t i, const Tensor& p, const Tensor& o,
+                 const Tensor& lse);
 
   /// Where statistics go that the configuration asks for.
   StatisticsOutputs make_statistics();

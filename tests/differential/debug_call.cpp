@@ -45,7 +45,7 @@ void Calls::look_inside(const ForwardInputs& in) {
   if (broken == said.empty()) wrong_inside_ = broken ? "nothing is said of a broken number" : "it is said: " + said;
   if (broken || bytes || segment.s_kv == 0) return;
   p.download();
-  for (std::int64_t i = 0; i < segment.s_q; ++i) compare_p(segment, h, i, p, o);
+  for (std::int64_t i = 0; i < segment.s_q; ++i) compare_p(segment, h, i, p, o, lse);
   if (!pages_ && !in_.stored_v.codes.defined() && call_.v.expanded == 0) name_a_nan(in, segment, h, p, o, lse);
 }
 
@@ -87,8 +87,11 @@ bool Calls::is_broken(const Segment& of, const Tensor& o, const Tensor& lse) con
   return false;
 }
 
-void Calls::compare_p(const Segment& of, std::int64_t h, std::int64_t i, const Tensor& p, const Tensor& o) {
+void Calls::compare_p(const Segment& of, std::int64_t h, std::int64_t i, const Tensor& p, const Tensor& o,
+                      const Tensor& lse) {
   const std::int64_t h_kv = h / (call_.h_q / call_.h_kv);
+  // P is made by the log-sum-exp, which is rounded to float: the greater that is, the more.
+  const double of_p = 1e-4 + 0x1p-23 * std::abs(lse.at(of.tensor_b, h, of.first_q + i));
   for (std::int64_t d = 0; d < c_.config.head_dim_v; ++d) {
     double sum = 0, size = 0;
     for (std::int64_t j = 0; j < of.s_kv; ++j) {
@@ -98,7 +101,7 @@ void Calls::compare_p(const Segment& of, std::int64_t h, std::int64_t i, const T
       sum += term, size += std::abs(term);
     }
     const double got = o.at(of.tensor_b, h, of.first_q + i, d);
-    const double allowed = std::abs(got) / 128 + 1e-4 * size + 1e-7;
+    const double allowed = std::abs(got) / 128 + of_p * size + 1e-7;
     if (std::abs(sum - got) <= allowed) continue;
     std::ostringstream text;
     text << "P of head " << h << ", row " << i << " makes " << sum << " of column " << d << ", where o has " << got;
