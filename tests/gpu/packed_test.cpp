@@ -258,21 +258,6 @@ TEST_F(Packed, ClustersOfBlocks) {
   }
 }
 
-/// Forwards of a Hopper GPU whose blocks take query tiles from a counter, more of them than blocks.
-TEST_F(Packed, QueryTilesFromACounter) {
-  if (driver::device_info(0).arch != plan::parse_arch("sm_90a")) GTEST_SKIP() << "GPU 0 is no Hopper";
-  std::mt19937 random(9);
-  for (const std::int64_t d : {64, 128, 256}) {
-    for (const bool causal : {false, true}) {
-      PackedCase c;
-      c.attention = {.h_q = 24, .h_kv = 4, .d_qk = d, .d_v = d, .causal = causal};
-      make_packed(random, c);
-      c.kernel = KernelOverride{"", "dynamic=1"};
-      run(c);
-    }
-  }
-}
-
 /// The same mask whatever the tiles.
 TEST_F(Packed, MasksDoNotDependOnTheKernel) {
   PackedCase c;

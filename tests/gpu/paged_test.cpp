@@ -236,30 +236,6 @@ TEST_F(Paged, PagesOfEightKeysAndMoreByTheCopyEngine) {
   }
 }
 
-/// More query tiles than blocks, of which a counter gives the next; a second call finds it cleared.
-TEST_F(Paged, QueryTilesFromACounter) {
-  if (driver::device_info(0).arch != plan::parse_arch("sm_90a")) GTEST_SKIP() << "GPU 0 is no Hopper";
-  for (const std::int64_t page_size : {kContiguous, std::int64_t{16}, std::int64_t{64}}) {
-    for (const std::int64_t d : {64, 128, 256}) {
-      PagedCase c;
-      c.attention = {.h_q = 24, .h_kv = 4, .d_qk = d, .d_v = d, .causal = true, .layout = Layout::bshd};
-      c.page_size = page_size;
-      c.packed = true;
-      c.rows = {300, 0, 640, 3, 130};
-      c.keys = {300, 70, 700, 3, 900};
-      c.variant.config.kernel = KernelOverride{"", "dynamic=1"};
-      SCOPED_TRACE(::testing::PrintToString(c));
-      const DevicePaged device(c);
-      const Attention attention = Attention::create(config_of(c));
-      EXPECT_NE(attention.kernel_info(limits_of(device)).spec.find(" dynamic=1"), std::string::npos);
-      for (int call = 0; call < 2; ++call) {
-        attention.forward(device.inputs(), device.outputs());
-        device.expect_forward();
-      }
-    }
-  }
-}
-
 TEST_F(Paged, FunctionsByTheCopyEngineMatchFloat64) {
   for (const VariantChoice& choice : variant_choices(false)) {
     PagedCase c;
