@@ -315,6 +315,15 @@ KernelSpec sm90_paged_dynamic() {
   return to_kernel({8, DType::bf16, 64, 64, 64, 8, 32, 2, kPacked | kCausal | kDynamic, "", 2}).spec;
 }
 
+KernelSpec sm90_paged_own_ends() {
+  const auto found = std::ranges::find_if(paged_kernels(), [](const PagedKernel& kernel) {
+    const auto* const own = std::get_if<fa::plan::Sm90Forward>(&kernel.spec.own);
+    return own != nullptr && own->own_ends && kernel.spec.causal && !kernel.spec.pack_gqa;
+  });
+  if (found == paged_kernels().end()) throw std::out_of_range("no such kernel");
+  return found->spec;
+}
+
 KernelSpec sm90_wide_scheduled() {
   return to_kernel(
              {16, DType::bf16, 272, 128, 64, 12, 64, 2, kPacked | kCausal | kPackGqa | kInKey | kScheduled | kWide})

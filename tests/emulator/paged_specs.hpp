@@ -57,6 +57,8 @@ fa::plan::KernelSpec sm90_wide_multicast();
 /// One of the Hopper forward with tiles of 64 rows and 32 keys, likewise.
 fa::plan::KernelSpec sm90_paged();
 fa::plan::KernelSpec sm90_paged_dynamic();
+/// Hopper forward over pages whose causal tiles end with the last row.
+fa::plan::KernelSpec sm90_paged_own_ends();
 
 /// Each of them once, and the kernels that write schedules.
 std::vector<fa::plan::KernelSpec> all_paged_specs();
