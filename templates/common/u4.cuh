@@ -3,6 +3,7 @@
 
 #include <common/types.cuh>
 #include <ptx/language.cuh>
+#include <ptx/math.cuh>
 #include <ptx/packed_math.cuh>
 
 namespace fa::kernel {
@@ -69,6 +70,26 @@ FA_DEVICE void numbers_of(uint32_t (&pairs)[4], uint32_t word, uint32_t scale, u
   pairs[1] = ptx::fma_pair<T>(NibblePairs<T>::template codes<1>(word), scale, offset);
   pairs[2] = ptx::fma_pair<T>(NibblePairs<T>::template codes<2>(word), scale, offset);
   pairs[3] = ptx::fma_pair<T>(NibblePairs<T>::template codes<3>(word), scale, offset);
+}
+
+/// The codes of a word's halves as f16, which has subnormal numbers of them: `pairs[i]` has nibbles i, times 2^-24
+/// where i is even, and times 2^-20 where it is odd.
+FA_DEVICE void codes_of(uint32_t (&pairs)[4], uint32_t word) {
+  pairs[0] = word & 0x000f000fu;
+  pairs[1] = word & 0x00f000f0u;
+  word >>= 8;
+  pairs[2] = word & 0x000f000fu;
+  pairs[3] = word & 0x00f000f0u;
+}
+
+/// The scale, or the offset, of a word that has both.
+template <class T>
+FA_DEVICE float scale_of(uint32_t word) {
+  return ptx::convert_to_float(T{static_cast<unsigned short>(word)});
+}
+template <class T>
+FA_DEVICE float offset_of(uint32_t word) {
+  return ptx::convert_to_float(T{static_cast<unsigned short>(word >> 16)});
 }
 
 }  // namespace fa::kernel

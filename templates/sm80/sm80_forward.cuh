@@ -84,7 +84,7 @@ struct Forward : ForwardScores<Config> {
       Base::kWarpKeys, Base::kBytes, Base::kMTiles, Base::kGroups, Base::kPairs, Base::kNTiles, Base::kOTiles,
       Base::kOutTiles, Base::kVarlen, Base::kDropout, Base::kPaged, Base::kOwnParts, Base::kPieces, Base::kStoredKeys,
       Base::kStoredValues, Base::kHalfKeys, Base::kHalfValues, Base::kHalfQueries, Base::kOwnKeys, Base::kLatentRows,
-      Base::kU4Keys, Base::kU4Values, Base::kSplitKeys, Base::kFixedSplits, Base::kShares, Base::kTwoSided,
+      Base::kU4Keys, Base::kU4Values, Base::kKeysInPlace, Base::kValuesInPlace, Base::kSumTiles, Base::kSplitKeys, Base::kFixedSplits, Base::kShares, Base::kTwoSided,
       Base::kLists, Base::kKeepsFirst, Base::kQBytes, Base::params, Base::index, Base::piece, Base::tile, Base::lengths,
       Base::rows, Base::lane, Base::warp, Base::half, Base::block_row, Base::row_count, Base::shared, Base::q_shared,
       Base::table_row, Base::first_read, Base::k_shared, Base::v_shared, Base::load_q, Base::load_k, Base::load_v,
@@ -92,11 +92,11 @@ struct Forward : ForwardScores<Config> {
       Base::apply_score, Base::apply_mask, Base::drop, Base::scale_scores, Base::softmax_scale_log2;
 
   /// What goes along from KV tile to KV tile.
-  struct NoLift {};
   struct Walk {
     int stage = 0;
-    typename Either<KeyPointers<KElement, VElement>, NoLift, kOwnKeys>::type keys;
-    typename Either<RowLift<kMTiles>, NoLift, kHalfValues>::type lift;
+    typename Either<KeyPointers<KElement, VElement>, Nothing, kOwnKeys>::type keys;
+    typename Either<RowLift<kMTiles>, typename Base::ValueLift, kHalfValues>::type lift;
+    typename Base::QuerySums sums;
   };
 
   /// A second view of the same tile: deriving it again is cheaper than keeping it in registers over the main loop.
@@ -124,13 +124,14 @@ struct Forward : ForwardScores<Config> {
   FA_DEVICE void run_range(KvRange range) {
     if constexpr (kPieces) range = cut(range, piece);
     if constexpr (kKeepsFirst) range.kept_end = kept_tiles<Variant, kTileN>(params, lengths, tile.batch);
-    Fragment<kMTiles, kOTiles> o = {};
+    Fragment<kMTiles, kSumTiles> sums = {};
     Softmax softmax;
     if (range.begin < range.end) {
       read_what_stays();
-      attend(range, o, softmax);
+      attend(range, sums, softmax);
     }
     softmax.finish();
+    Fragment<kMTiles, kOTiles>& o = reinterpret_cast<Fragment<kMTiles, kOTiles>&>(sums);
     if constexpr (kU4Values) {
       U4Values<T, VElement>::restore(o, lane);
     } else if constexpr (kStoredValues) {
@@ -164,7 +165,7 @@ struct Forward : ForwardScores<Config> {
     }
   }
 
-  FA_DEVICE void attend(const KvRange& range, Fragment<kMTiles, kOTiles>& o, Softmax& softmax) {
+  FA_DEVICE void attend(const KvRange& range, Fragment<kMTiles, kSumTiles>& o, Softmax& softmax) {
     typename Gemm::template QFragment<Config::kQInRegisters ? kMTiles : 1, Config::kQInRegisters ? kHeadDimQk : 16> q;
     Walk walk;
     load_q();
@@ -197,6 +198,9 @@ struct Forward : ForwardScores<Config> {
       }
     }
     if constexpr (!kOwnKeys && !kHalfQueries) prefetch(range, walk);
+    if constexpr (kKeysInPlace) {
+      walk.sums.find(lane, [&](uint32_t(&a)[4], int m, int k) { query_fragment(a, q, m, k); });
+    }
 
     int n_block = range.end - 1;
     if constexpr (Config::kLoopBodies == 2) {
@@ -221,7 +225,7 @@ struct Forward : ForwardScores<Config> {
         }
       }
     }
-    if constexpr (kHalfValues) walk.lift.undo(o);
+    if constexpr (kHalfValues || kValuesInPlace) walk.lift.undo(o);
   }
 
   /// Those who have copied the rows of Q that this warp has.
@@ -237,14 +241,14 @@ struct Forward : ForwardScores<Config> {
     constexpr int kSharing = kSplitWarps ? Base::kWarpCount : 1;
     FA_UNROLL_BY(1)
     for (int row = kSplitWarps ? warp : 0; row < Base::kWarpRows; row += kSharing) {
-      HalfRows<QWarpTile, kHeadDimQk>::convert(q_shared, row, lane);
+      Base::QueryRows::convert(q_shared, row, lane);
     }
     meet_at_queries();  // Q is of f16
   }
 
   /// The A operand of m tile `m` and depth step `k` of Q, from shared memory.
   FA_DEVICE void load_q_fragment(uint32_t (&a)[4], int m, int k) const {
-    if constexpr (kU4Keys) {
+    if constexpr (kU4Keys && !kKeysInPlace) {
       U4Keys<T, KElement>::template load_a<QWarpTile>(a, q_shared, 16 * m, k, lane);
     } else if constexpr (kHalfQueries) {
       WarpGemm<KeyProduct>::template load_a<QWarpTile, kHeadDimQk>(a, q_shared, 16 * m, k, lane);
@@ -252,6 +256,16 @@ struct Forward : ForwardScores<Config> {
       StoredKeys<KeyProduct, KElement>::template load_a<QWarpTile>(a, q_shared, 16 * m, k, lane);
     } else {
       Gemm::template load_a<QWarpTile, kHeadDimQk>(a, q_shared, 16 * m, k, lane);
+    }
+  }
+  /// The same from where Q stays.
+  template <class Q>
+  FA_DEVICE void query_fragment(uint32_t (&a)[4], const Q& q, int m, int k) const {
+    if constexpr (Config::kQInRegisters) {
+      FA_UNROLL
+      for (int i = 0; i < 4; ++i) a[i] = q[m][k][i];
+    } else {
+      load_q_fragment(a, m, k);
     }
   }
   /// With a fixed split size, the split that the KV tile at a place of the range is in.
@@ -292,7 +306,7 @@ struct Forward : ForwardScores<Config> {
 
   /// One KV tile: S = Q K^T, mask, online softmax, O += P V, with the next copies under way.
   template <bool kMaybeMasked, class Q>
-  FA_DEVICE void step(const KvRange& range, int n_block, Walk& walk, const Q& q, Fragment<kMTiles, kOTiles>& o,
+  FA_DEVICE void step(const KvRange& range, int n_block, Walk& walk, const Q& q, Fragment<kMTiles, kSumTiles>& o,
                       Softmax& softmax) const {
     int& stage = walk.stage;
     ptx::cp_async_wait<(kStages == 1 ? 1 : kStages - 2)>();
@@ -325,21 +339,16 @@ struct Forward : ForwardScores<Config> {
       ptx::sync_threads();  // K, and V, are of the queries' type
     }
     const uint32_t keys = k_shared(stage) + KTile::offset(half * kWarpKeys, 0);
-    const auto load_a = [&](uint32_t(&a)[4], int m, int k) {
-      if constexpr (Config::kQInRegisters) {
-        FA_UNROLL
-        for (int i = 0; i < 4; ++i) a[i] = q[m][k][i];
-      } else {
-        load_q_fragment(a, m, k);
-      }
-    };
+    const auto load_a = [&](uint32_t(&a)[4], int m, int k) { query_fragment(a, q, m, k); };
     if constexpr (kU4Keys) {
       const StoredScales<Forward> scales{*this};
-      U4Keys<T, KElement>::template scores<KTile, kHeadDimQk, scales.kPitch>(s, keys, scales.own_k(stage), lane,
-                                                                             load_a);
+      const uint32_t own = scales.own_k(stage);
+      if constexpr (kKeysInPlace) walk.sums.template multiply<scales.kPitch>(s, own, lane);
+      U4Keys<T, KElement, kKeysInPlace>::template scores<KTile, kHeadDimQk, scales.kPitch>(s, keys, own, lane, load_a);
+      if constexpr (kKeysInPlace) Base::QueryRows::undo(s, q_shared, lane);
     } else if constexpr (kStoredKeys) {
       StoredKeys<KeyProduct, KElement>::template scores<KTile, kHeadDimQk>(s, keys, lane, load_a);
-      if constexpr (kHalfQueries) HalfRows<QWarpTile, kHeadDimQk>::undo(s, q_shared, lane);
+      if constexpr (kHalfQueries) Base::QueryRows::undo(s, q_shared, lane);
       StoredScales<Forward>{*this}.multiply_k(s, stage);
     } else if constexpr (kNTiles == 1) {
       scores_of_8_keys<T, KTile, kHeadDimQk>(s, keys, lane, load_a);
@@ -389,15 +398,21 @@ struct Forward : ForwardScores<Config> {
           before[m][1] = softmax.max[m][1];
         }
       }
-      softmax.template update<Config::kConditionalRescale, kNTiles, kOTiles>(s, o, softmax_scale_log2());
+      softmax.template update<Config::kConditionalRescale, kNTiles, kSumTiles>(s, o, softmax_scale_log2());
       if constexpr (kDropout) drop(s, kv_tile(n_block) * kTileN + half * kWarpKeys);
       const uint32_t values = v_shared(stage) + VTile::offset(half * kWarpKeys, 0);
       if constexpr (kBytes) {
         this->template add_bytes<kOTiles>(o, s, values, stage);
       } else if constexpr (kU4Values) {
         const StoredScales<Forward> scales{*this};
-        U4Values<T, VElement>::template accumulate<VTile, kHeadDimV, scales.kPitch>(o, s, values, scales.own_v(stage),
-                                                                                    lane);
+        const uint32_t own = scales.own_v(stage);
+        using Values = U4Values<T, VElement>;
+        if constexpr (kValuesInPlace) {
+          walk.lift.template apply<kWarpKeys, scales.kPitch>(o, own, lane);
+          Values::template accumulate_in_place<VTile, kHeadDimV, scales.kPitch>(o, s, values, own, lane, walk.lift);
+        } else {
+          Values::template accumulate<VTile, kHeadDimV, scales.kPitch>(o, s, values, own, lane);
+        }
       } else if constexpr (kStoredValues) {
         StoredScales<Forward>{*this}.multiply_v(s, stage);
         if constexpr (kHalfValues) walk.lift.apply(s, o, before, softmax, softmax_scale_log2());

@@ -16,10 +16,18 @@
 #include <sm80/sm80_mma16.cuh>
 #include <sm80/sm80_split_warps.cuh>
 #include <sm80/sm80_tf32x3.cuh>
+#include <sm80/sm80_u4.cuh>
 #include <sm80/sm80_warp_group.cuh>
 #include <sm80/sm80_warp_pair.cuh>
 
 namespace fa::sm80 {
+
+/// Whether 4-bit codes are multiplied where they stand (sm80_u4.cuh): compute capability 7.5 has no TF32 for offsets.
+#ifdef FA_TURING
+inline constexpr bool kCodesInPlace = false;
+#else
+inline constexpr bool kCodesInPlace = true;
+#endif
 
 template <class Config>
 FA_DEVICE constexpr bool splits_warps() {
@@ -88,11 +96,14 @@ struct ForwardTraits {
   static constexpr bool kStored = kStoredKeys || kStoredValues;
   static constexpr bool kHalfKeys = kernel::kHalfKeys<Config>;
   static constexpr bool kHalfValues = kernel::kHalfValues<Config>;
-  static constexpr bool kHalfQueries = kHalfKeys && !kernel::is_half(T{});  // Q becomes f16
-  using KeyProduct = typename Either<kernel::f16, T, kHalfKeys>::type;
   using ValueProduct = typename Either<kernel::f16, kernel::bf16, kHalfValues>::type;  // of 8-bit V
   static constexpr bool kU4Keys = kernel::kIsU4<KElement>;
   static constexpr bool kU4Values = kernel::kIsU4<VElement>;
+  static constexpr bool kKeysInPlace = kSplitWarps && kU4Keys && kCodesInPlace;
+  static constexpr bool kValuesInPlace = kSplitWarps && kU4Values && kCodesInPlace;
+  static constexpr int kSumTiles = kOTiles + (kValuesInPlace ? 1 : 0);  // and what offsets of V add to O
+  using KeyProduct = typename Either<kernel::f16, T, kHalfKeys || kKeysInPlace>::type;
+  static constexpr bool kHalfQueries = kKeysInPlace || (kHalfKeys && !kernel::is_half(T{}));  // Q becomes f16
   static constexpr int kKeyScales = kernel::scale_words<KElement>(kHeadDimQk);  // words of a key, where there are any
   static constexpr int kValueScales = kernel::scale_words<VElement>(kHeadDimV);
   // Warps copy the keys that they have in a tile, 16 bytes at a time, as rows of stored K and V allow.
@@ -115,7 +126,7 @@ struct ForwardTraits {
   static_assert(!kGroups || !Config::kQInRegisters, "groups keep Q in shared memory");
   static_assert(!kDropout || kWarpKeys % 16 == 0, "bits are drawn for 16 keys");
   static_assert(!kOwnKeys || kPaged || !kVarlen, "packed keys are of the queries' type");
-  static_assert(!kHalfValues || !kFixedSplits, "O of fixed splits has no factors");
+  static_assert(!(kHalfValues || kValuesInPlace) || !kFixedSplits, "O of fixed splits has no factors");
   static_assert(!kernel::kValueInKey<Config> || (kGroups && kStages > 1), "K stays until it has been V");
   static_assert(!kernel::kLatentRows<Config> || kHeadDimQk == 576, "latent rows are of one size");
   static_assert(kOutColumns % 8 == 0 && Config::kWarps % kWarpsN == 0, "warps share evenly");
@@ -171,6 +182,9 @@ struct ForwardTraits {
 
   using QWarpTile = SharedTile<T, kWarpRows, kHeadDimQk>;
   using OWarpTile = SharedTile<T, kWarpRows, kHeadDimV>;
+  using QueryRows = HalfRows<T, QWarpTile, kHeadDimQk, kKeysInPlace>;
+  using QuerySums = typename GroupSumsOf<T, KElement, kHeadDimQk, kMTiles, kKeysInPlace>::type;
+  using ValueLift = typename ScaleLiftOf<T, VElement, kHeadDimV, kValuesInPlace>::type;
   using QCopy = TileCopy<QWarpTile, T, kWarpRows, kWarpsN * kWarpSize, Config::kAligned>;
   using Latent = LatentTile<T, KTile, kTileN, kThreads>;
   using LandingTile = typename Either<Latent, KTile, kLatentRows>::type;

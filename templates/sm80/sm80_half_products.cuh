@@ -21,46 +21,50 @@ FA_DEVICE float power_of_two(int exponent) {
   return ptx::from_bits(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
-/// Rows of bf16 in shared memory that become f16, each times a power of two that brings its greatest magnitude to
+/// Rows of T in shared memory that become f16, each times a power of two that brings its greatest magnitude to
 /// between 2^14 and 2^15: what f16 then loses is below 2^-39 of that. The inverse of the power stands behind the row,
 /// where Tile has a chunk that no element takes.
 ///
 /// Of 16 columns the pairs go where ldmatrix gives them to the lanes that have their columns of K (StoredKeys): pair 2t
-/// to place t, pair 2t + 1 to place 4 + t.
-template <class Tile, int kColumns>
+/// to place t, pair 2t + 1 to place 4 + t. With kCodes, for K as codes_of has it, pairs 4t to 4t + 3 of 32 columns go to
+/// places t, 4 + t, 8 + t and 12 + t. Odd pairs are divided by 16, and the inverse is 2^24 times itself.
+template <class T, class Tile, int kColumns, bool kCodes>
 struct HalfRows {
   static constexpr int kWords = kColumns / 2;
   static constexpr int kSteps = ceil_div(kWords, kWarpSize);
-  static constexpr uint32_t kInfinityBits = 0x7f80;
+  static constexpr uint32_t kInfinityBits = 0x7f800000;
+  static constexpr uint32_t kLog = kCodes ? 24 : 0;  // of what the inverse is times of
   static_assert(kColumns % 16 == 0, "an even number of chunks leaves one");
 
   /// By a whole warp.
   static FA_DEVICE void convert(uint32_t tile, int row, int lane) {
     const uint32_t first = tile + Tile::offset(row, 2 * lane);
-    const int place = lane / 8 * 8 + lane % 2 * 4 + lane % 8 / 2;
+    const int place = kCodes ? lane / 16 * 16 + lane % 4 * 4 + lane % 16 / 4 : lane / 8 * 8 + lane % 2 * 4 + lane % 8 / 2;
     const uint32_t target = tile + Tile::offset(row, 2 * place);
-    uint32_t pairs[kSteps];
+    float low[kSteps], high[kSteps];
     uint32_t greatest = 0;
     FA_UNROLL
     for (int i = 0; i < kSteps; ++i) {
-      pairs[i] = has(lane, i) ? ptx::ld_shared_b32(first + Tile::offset(0, 2 * kWarpSize * i)) : 0;
-      greatest = larger(larger(greatest, finite(pairs[i] & 0x7fff)), finite(pairs[i] >> 16 & 0x7fff));
+      const uint32_t pair = has(lane, i) ? ptx::ld_shared_b32(first + Tile::offset(0, 2 * kWarpSize * i)) : 0;
+      low[i] = ptx::convert_to_float(T{static_cast<unsigned short>(pair)});
+      high[i] = ptx::convert_to_float(T{static_cast<unsigned short>(pair >> 16)});
+      greatest = larger(larger(greatest, finite(low[i])), finite(high[i]));
     }
     FA_UNROLL
     for (int mask = kWarpSize / 2; mask > 0; mask /= 2) greatest = larger(greatest, ptx::shfl_xor(greatest, mask));
     // 2^(14 - exponent), and not so great that it has no inverse.
-    const uint32_t exponent = greatest >> 7;
+    const uint32_t exponent = greatest >> 23;
     const uint32_t power = exponent < 15 ? 253 : 268 - exponent;
-    const float factor = ptx::from_bits(power << 23);
+    const float factor = ptx::from_bits((kCodes && lane % 2 != 0 ? power - 4 : power) << 23);
     ptx::sync_warp();  // all have read the row
     FA_UNROLL
     for (int i = 0; i < kSteps; ++i) {
       if (!has(lane, i)) continue;
-      const float low = ptx::from_bits(pairs[i] << 16), high = ptx::from_bits(pairs[i] & 0xffff0000u);
       ptx::st_shared_b32(target + Tile::offset(0, 2 * kWarpSize * i),
-                         ptx::convert_pair<f16>(low * factor, high * factor));
+                         ptx::convert_pair<f16>(low[i] * factor, high[i] * factor));
     }
-    if (lane == 0) ptx::st_shared_b32(tile + Tile::offset(row, kColumns), (254 - power) << 23);
+    const uint32_t inverse = 254 - power + kLog;
+    if (lane == 0) ptx::st_shared_b32(tile + Tile::offset(row, kColumns), (inverse < 254 ? inverse : 254) << 23);
   }
 
   /// Divides the rows of S by their powers.
@@ -83,7 +87,10 @@ struct HalfRows {
 
  private:
   static FA_DEVICE bool has(int lane, int step) { return kWords % kWarpSize == 0 || lane + kWarpSize * step < kWords; }
-  static FA_DEVICE uint32_t finite(uint32_t magnitude) { return magnitude < kInfinityBits ? magnitude : 0; }
+  static FA_DEVICE uint32_t finite(float x) {
+    const uint32_t magnitude = ptx::bits(x) & 0x7fffffffu;
+    return magnitude < kInfinityBits ? magnitude : 0;
+  }
   static FA_DEVICE uint32_t larger(uint32_t a, uint32_t b) { return a < b ? b : a; }
 };
 

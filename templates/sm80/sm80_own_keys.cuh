@@ -18,7 +18,8 @@ template <class KElement, class VElement>
 struct KeyPointers {
   const KElement* k;
   const VElement* v;
-  const float* scales;  // of K or of V, and their strides
+  const float* scales;  // of K; or of K or V, and their strides
+  const float* value_scales;
   int64_t scale_stride_b;
   int64_t scale_stride_s;
   int page;  // of this lane's key, or of all of them, in the tile that is copied next
@@ -56,6 +57,10 @@ struct OwnKeys {
       result.scale_stride_s = of_value ? from.stride_v_s : from.stride_k_s;
       result.scales = (of_value ? from.v : from.k) + f.rows.kv_head() * (of_value ? from.stride_v_h : from.stride_k_h) +
                       (kOnePage ? lane() % kKeys * result.scale_stride_s : 0);
+    } else {
+      const ScaleParams& from = f.params.scales;
+      if constexpr (kKeyWords > 0) result.scales = start_scales(from.k, from.stride_k_h, from.stride_k_s);
+      if constexpr (kValueWords > 0) result.value_scales = start_scales(from.v, from.stride_v_h, from.stride_v_s);
     }
     return result;
   }
@@ -81,7 +86,8 @@ struct OwnKeys {
   static constexpr int kLanes =  // of a row
       ceil_power_of_two(Tile::kChunks) < kWarpSize ? ceil_power_of_two(Tile::kChunks) : kWarpSize;
 
-  static FA_DEVICE int lane() { return ptx::thread_index() % kWarpSize; }
+  /// Known to be from 0 to 31, so that of quotients no code is left.
+  static FA_DEVICE int lane() { return ptx::thread_index() & (kWarpSize - 1); }
   FA_DEVICE int own() const { return f.half * kKeys; }  // the warp's first row of a tile
   FA_DEVICE int first_key(int n) const { return f.kv_tile(n) * Block::kTileN + own(); }
   /// Of places that are not there, too, which are not read.
@@ -148,27 +154,45 @@ struct OwnKeys {
 
   /// Words [kKeyScales + kValueScales, tile_n]: K's come first, and have their place where K has no scales, too.
   FA_DEVICE void copy_scales(uint32_t target, int first, const Pointers& at) const {
-    FA_UNROLL
-    for (int i = 0; i < ceil_div(kKeys * kWords, kWarpSize); ++i) {
-      const int item = lane() + i * kWarpSize;
-      const int row = item % kKeys, word = item / kKeys;
-      const bool of_value = word >= kKeyWords;
+    if constexpr (kOneWord) {
+      const int row = lane() % kKeys, word = lane() / kKeys;
       int page = at.page;
       if constexpr (!kOnePage) page = ptx::shfl(at.page, row);
-      if (kKeys * kWords % kWarpSize != 0 && word >= kWords) continue;
-      const int place = row_in_page(kOnePage ? first : first + row);
-      const float* scales = at.scales;
-      if constexpr (kOneWord) {
-        scales += times(page, at.scale_stride_b) + times(place, at.scale_stride_s);
-      } else {
-        const ScaleParams& from = f.params.scales;
-        scales = of_value ? from.v + (word - kKeyWords) : from.k + word;
-        scales += f.rows.kv_head() * (of_value ? from.stride_v_h : from.stride_k_h);
-        scales += times(page, of_value ? from.stride_v_b : from.stride_k_b);
-        scales += times(place + (kOnePage ? row : 0), of_value ? from.stride_v_s : from.stride_k_s);
-      }
-      const int slot = of_value ? word - kKeyWords + Block::kKeyScales : word;
+      if (kKeys * kWords < kWarpSize && word >= kWords) return;
+      const float* const scales = at.scales + times(page, at.scale_stride_b) +
+                                  times(row_in_page(kOnePage ? first : first + row), at.scale_stride_s);
+      const int slot = word >= kKeyWords ? word - kKeyWords + Block::kKeyScales : word;
       ptx::cp_async_4(target + (slot * Block::kTileN + own() + row) * kWord, scales, there(first, page).has(row));
+    } else {
+      const ScaleParams& from = f.params.scales;
+      if constexpr (kKeyWords > 0) {
+        copy_words<kKeyWords>(target, at.scales, from.stride_k_b, from.stride_k_s, first, at.page);
+      }
+      if constexpr (kValueWords > 0) {
+        copy_words<kValueWords>(target + Block::kKeyScales * Block::kTileN * kWord, at.value_scales, from.stride_v_b,
+                                from.stride_v_s, first, at.page);
+      }
+    }
+  }
+
+  /// Where a lane reads scales of `from`: of its key, where keys share a page, and of its first word.
+  FA_DEVICE const float* start_scales(const float* from, int64_t stride_h, int64_t stride_s) const {
+    return from + f.rows.kv_head() * stride_h + lane() / kKeys + (kOnePage ? lane() % kKeys * stride_s : 0);
+  }
+
+  template <int kCount>
+  FA_DEVICE void copy_words(uint32_t target, const float* from, int64_t stride_b, int64_t stride_s, int first,
+                            int page) const {
+    constexpr int kStep = kWarpSize / kKeys;  // words at a time
+    const int row = lane() % kKeys, word = lane() / kKeys;
+    if constexpr (!kOnePage) page = ptx::shfl(page, row);
+    const float* const scales =
+        from + times(page, stride_b) + times(row_in_page(kOnePage ? first : first + row), stride_s);
+    FA_UNROLL
+    for (int i = 0; i < kCount; i += kStep) {
+      if (kCount % kStep != 0 && word + i >= kCount) continue;
+      ptx::cp_async_4(target + ((word + i) * Block::kTileN + own() + row) * kWord, scales + i,
+                      there(first, page).has(row));
     }
   }
 };

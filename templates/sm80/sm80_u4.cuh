@@ -7,6 +7,7 @@
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>
 #include <ptx/thread.cuh>
+#include <sm80/sm80_half_products.cuh>
 #include <sm80/sm80_mma16.cuh>
 #include <sm80/sm80_products.cuh>
 
@@ -17,7 +18,11 @@ namespace fa::sm80 {
 /// of O.
 ///
 /// Of each 32 columns of S = Q K^T lane t of a quad has those from 8t on: the first four in the first depth step.
-template <class T, class Stored>
+///
+/// With kInPlace no code becomes a number: products are of f16, and codes are its subnormal numbers where they stand
+/// (codes_of). Rows of Q make up for that (HalfRows). What a group adds to S is multiplied by the scales of the keys.
+/// Their offsets are multiplied by sums of Q over the group (GroupSums).
+template <class T, class Stored, bool kInPlace = false>
 struct U4Keys {
   /// The A operand of depth step `k`, as WarpGemm::load_a, with the depth permuted.
   template <class Tile>
@@ -34,7 +39,8 @@ struct U4Keys {
                                LoadA load_a) {
     static_assert(kNTiles % 2 == 0 && kHeadDim % 32 == 0, "16 keys and 32 columns at a time");
     const uint32_t k_lane = k_tile + KTile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 16);
-    const uint32_t own = scales + lane / 4 * kWord;
+    const uint32_t own = scales + (kInPlace ? 2 * (lane % 4) : lane / 4) * kWord;
+    [[maybe_unused]] Fragment<kMTiles, kNTiles> part;  // of S: a group's
     FA_UNROLL
     for (int c = 0; c + 1 < kHeadDim / 32; c += 2) {
       uint32_t a[2][2][kMTiles][4];  // of 32 columns each
@@ -59,7 +65,7 @@ struct U4Keys {
           if constexpr (kOnce) load(half);
           FA_UNROLL
           for (int i = 0; i < 2; ++i) {
-            multiply(s, n + i, a[half][0], a[half][1], b[half + 2 * i],
+            multiply(s, part, n + i, c + half, a[half][0], a[half][1], b[half + 2 * i],
                      own + (group_of(c + half) * kPitch + 8 * (n + i)) * kWord);
           }
         }
@@ -79,7 +85,7 @@ struct U4Keys {
         ptx::ldmatrix_x2(b, k_tile + KTile::offset(lane % 16, 0) + KTile::offset(8 * n, 16 * c));
         FA_UNROLL
         for (int i = 0; i < 2; ++i) {
-          multiply(s, n + i, a[0], a[1], b[i], own + (group_of(c) * kPitch + 8 * (n + i)) * kWord);
+          multiply(s, part, n + i, c, a[0], a[1], b[i], own + (group_of(c) * kPitch + 8 * (n + i)) * kWord);
         }
       }
     }
@@ -91,15 +97,103 @@ struct U4Keys {
   static FA_DEVICE constexpr int group_of(int chunk) { return 32 * chunk / Stored::kGroup; }
 
   template <int kMTiles, int kNTiles>
-  static FA_DEVICE void multiply(Fragment<kMTiles, kNTiles>& s, int n, const uint32_t (&first)[kMTiles][4],
-                                 const uint32_t (&second)[kMTiles][4], uint32_t word, uint32_t scale) {
-    const uint32_t of_key = ptx::ld_shared_b32(scale);
+  static FA_DEVICE void multiply(Fragment<kMTiles, kNTiles>& s, Fragment<kMTiles, kNTiles>& part, int n, int chunk,
+                                 const uint32_t (&first)[kMTiles][4], const uint32_t (&second)[kMTiles][4],
+                                 uint32_t word, uint32_t scale) {
     uint32_t pairs[4];
-    numbers_of<T>(pairs, word, ptx::prmt(of_key, 0, 0x1010), ptx::prmt(of_key, 0, 0x3232));
+    if constexpr (kInPlace) {
+      codes_of(pairs, word);
+      FA_UNROLL
+      for (int m = 0; m < kMTiles; ++m) {
+        FA_UNROLL
+        for (int e = 0; e < 4; ++e) part[m][n][e] = 32 * chunk % Stored::kGroup == 0 ? 0.f : part[m][n][e];
+        ptx::mma_m16n8k16<f16>(part[m][n], first[m], pairs[0], pairs[1]);
+        ptx::mma_m16n8k16<f16>(part[m][n], second[m], pairs[2], pairs[3]);
+      }
+      if ((32 * chunk + 32) % Stored::kGroup != 0) return;
+      uint32_t of_keys[2];
+      ptx::ld_shared_b64(of_keys[0], of_keys[1], scale);
+      FA_UNROLL
+      for (int m = 0; m < kMTiles; ++m) {
+        FA_UNROLL
+        for (int e = 0; e < 4; ++e) s[m][n][e] = ptx::fma(part[m][n][e], scale_of<T>(of_keys[e % 2]), s[m][n][e]);
+      }
+    } else {
+      const uint32_t of_key = ptx::ld_shared_b32(scale);
+      numbers_of<T>(pairs, word, ptx::prmt(of_key, 0, 0x1010), ptx::prmt(of_key, 0, 0x3232));
+      FA_UNROLL
+      for (int m = 0; m < kMTiles; ++m) {
+        ptx::mma_m16n8k16<T>(s[m][n], first[m], pairs[0], pairs[1]);
+        ptx::mma_m16n8k16<T>(s[m][n], second[m], pairs[2], pairs[3]);
+      }
+    }
+  }
+};
+
+/// Sums of rows of Q over groups of columns, which multiply the offsets of K in place. One is two numbers of T, and an
+/// A operand has those of four groups where words of K's scales, as they are, have offsets.
+template <class T, int kGroup, int kHeadDim, int kMTiles>
+struct GroupSums {
+  static constexpr int kGroups = kHeadDim / kGroup;
+  static constexpr int kSteps = ceil_div(kGroups, 4);
+  // Of S with codes in place. In f16 the sums are greater, lest they lose digits.
+  static constexpr float kFactor = is_half(T{}) ? 0x1p-12f : 0x1p-24f;
+
+  uint32_t a[kSteps][kMTiles][4];
+
+  /// `load_a(a, m, k)` gives Q's fragment, whose second half is divided by 16.
+  template <class LoadA>
+  FA_DEVICE void find(int lane, LoadA load_a) {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
-      ptx::mma_m16n8k16<T>(s[m][n], first[m], pairs[0], pairs[1]);
-      ptx::mma_m16n8k16<T>(s[m][n], second[m], pairs[2], pairs[3]);
+      FA_UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        float own[2] = {};
+        FA_UNROLL
+        for (int i = 0; i < 4 && 4 * step + i < kGroups; ++i) {
+          float sum[4] = {};
+          FA_UNROLL
+          for (int k = 0; k < kGroup / 16; ++k) {
+            uint32_t q[4];
+            load_a(q, m, (4 * step + i) * (kGroup / 16) + k);
+            ptx::mma_m16n8k16<f16>(sum, q, 0x3c003c00u, 0x4c004c00u);  // 1 and 16
+          }
+          FA_UNROLL
+          for (int r = 0; r < 2; ++r) own[r] = lane % 4 == i ? kFactor * sum[2 * r] : own[r];
+        }
+        FA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          const T first = ptx::convert<T>(own[r]);
+          a[step][m][r] = static_cast<uint32_t>(first.bits) << 16;
+          const T rest = ptx::convert<T>(own[r] - ptx::convert_to_float(first));
+          a[step][m][2 + r] = static_cast<uint32_t>(rest.bits) << 16;
+        }
+      }
+    }
+  }
+
+  /// What offsets make of S. `scales` are those of the first key.
+  template <int kPitch, int kNTiles>
+  FA_DEVICE void multiply(Fragment<kMTiles, kNTiles>& s, uint32_t scales, int lane) const {
+    FA_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      const int group = 4 * step + lane % 4 < kGroups ? 4 * step + lane % 4 : kGroups - 1;
+      FA_UNROLL
+      for (int n = 0; n < kNTiles; ++n) {
+        const uint32_t word = ptx::ld_shared_b32(scales + (group * kPitch + 8 * n + lane / 4) * 4);
+        FA_UNROLL
+        for (int m = 0; m < kMTiles; ++m) ptx::mma_m16n8k16<T>(s[m][n], a[step][m], word, word);
+      }
+    }
+    if constexpr (is_half(T{})) {
+      FA_UNROLL
+      for (int m = 0; m < kMTiles; ++m) {
+        FA_UNROLL
+        for (int n = 0; n < kNTiles; ++n) {
+          FA_UNROLL
+          for (int e = 0; e < 4; ++e) s[m][n][e] *= 0x1p-12f;
+        }
+      }
     }
   }
 };
@@ -108,6 +202,62 @@ struct U4Keys {
 /// puts them in their order.
 template <class T, class Stored>
 struct U4Values {
+  /// The same with codes in place: O is 2^-24 of itself, or 2^-20 in odd n tiles, times the factor of `lift`, until that
+  /// undoes it. It has one more n tile, of a column for each group: P times the offsets.
+  template <class VTile, int kHeadDimV, int kPitch, int kMTiles, int kNTiles, class Lift>
+  static FA_DEVICE void accumulate_in_place(Fragment<kMTiles, kHeadDimV / 8 + 1>& o,
+                                            const Fragment<kMTiles, kNTiles>& p, uint32_t v_tile, uint32_t scales,
+                                            int lane, const Lift& lift) {
+    constexpr int kChunks = kHeadDimV / 32;
+    const uint32_t v_lane = v_tile + VTile::offset(lane % 16, lane / 16 * 16);
+    const uint32_t of_groups = scales + (lane / 4 % Lift::kGroups * kPitch + 2 * (lane % 4)) * kWord;
+    FA_UNROLL
+    for (int n = 0; n < kNTiles; ++n) {
+      uint32_t first, second;
+      ptx::ld_shared_b64(first, second, of_groups + 8 * n * kWord);
+      const uint32_t offsets[2] = {ptx::bits(offset_of<T>(first)), ptx::bits(offset_of<T>(second))};
+      FA_UNROLL
+      for (int m = 0; m < kMTiles; ++m) {
+        // Rounded to nearest, half a unit of what TF32 keeps being added. Its depths t and t + 4 are keys 2t, 2t + 1.
+        const uint32_t a[4] = {ptx::bits(p[m][n][0]) + 0x1000u, ptx::bits(p[m][n][2]) + 0x1000u,
+                               ptx::bits(p[m][n][1]) + 0x1000u, ptx::bits(p[m][n][3]) + 0x1000u};
+        ptx::mma_m16n8k8_tf32(o[m][kHeadDimV / 8], a, offsets[0], offsets[1]);
+      }
+    }
+    FA_UNROLL
+    for (int k = 0; k < kNTiles / 2; ++k) {
+      const uint32_t own = scales + (16 * k + 2 * (lane % 4)) * kWord;
+      uint32_t a[kMTiles][4];
+      FA_UNROLL
+      for (int c = 0; c < kChunks; c += 2) {
+        uint32_t b[4];
+        if (c + 1 < kChunks) {
+          ptx::ldmatrix_x4_trans(b, v_lane + VTile::offset(16 * k, 16 * c));
+        } else {
+          uint32_t last[2];
+          ptx::ldmatrix_x2_trans(last, v_tile + VTile::offset(lane % 16, 0) + VTile::offset(16 * k, 16 * c));
+          b[0] = last[0], b[1] = last[1];
+        }
+        FA_UNROLL
+        for (int half = 0; half < 2 && c + half < kChunks; ++half) {
+          if (32 * (c + half) % Stored::kGroup == 0) {
+            scaled_step(a, p, k, own + group_of(c + half) * kPitch * kWord, lift.factor);
+          }
+          uint32_t first[4], second[4];
+          codes_of(first, b[2 * half]);
+          codes_of(second, b[2 * half + 1]);
+          FA_UNROLL
+          for (int i = 0; i < 4; ++i) {
+            FA_UNROLL
+            for (int m = 0; m < kMTiles; ++m) {
+              ptx::mma_m16n8k16<f16>(o[m][4 * (c + half) + i], a[m], first[i], second[i]);
+            }
+          }
+        }
+      }
+    }
+  }
+
   /// As WarpGemm::accumulate; V is [tile_n, kHeadDimV / 2] of Stored in shared memory, `scales` as of U4Keys::scores.
   template <class VTile, int kHeadDimV, int kPitch, int kMTiles, int kNTiles>
   static FA_DEVICE void accumulate(Fragment<kMTiles, kHeadDimV / 8>& o, const Fragment<kMTiles, kNTiles>& p,
@@ -173,6 +323,24 @@ struct U4Values {
     }
   }
 
+  /// The A operand of depth step `k`: P times the scales of a group, times `factor`.
+  template <int kMTiles, int kNTiles>
+  static FA_DEVICE void scaled_step(uint32_t (&a)[kMTiles][4], const Fragment<kMTiles, kNTiles>& p, int k,
+                                    uint32_t scales, float factor) {
+    FA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      uint32_t first, second;
+      ptx::ld_shared_b64(first, second, scales + 8 * half * kWord);
+      const float even = factor * scale_of<T>(first), odd = factor * scale_of<T>(second);
+      FA_UNROLL
+      for (int m = 0; m < kMTiles; ++m) {
+        const float(&c)[4] = p[m][2 * k + half];
+        a[m][2 * half] = ptx::convert_pair<f16>(c[0] * even, c[1] * odd);
+        a[m][2 * half + 1] = ptx::convert_pair<f16>(c[2] * even, c[3] * odd);
+      }
+    }
+  }
+
   static FA_DEVICE void numbers(uint32_t (&pairs)[4], uint32_t word, uint32_t scales) {
     uint32_t first, second;  // a scale and an offset of two keys
     ptx::ld_shared_b64(first, second, scales);
@@ -184,6 +352,89 @@ struct U4Values {
     const float received = ptx::shfl_xor(upper ? low : high, distance);
     (upper ? low : high) = received;
   }
+};
+
+/// A power of two for the scales of V in place: times it the greatest so far is from 2^14 to 2^15, and P times any fits
+/// f16. What f16 then loses is below 2^-39 of it.
+template <class T, int kGroup, int kHeadDimV>
+struct ScaleLift {
+  static constexpr int kGroups = kHeadDimV / kGroup;
+  static constexpr int kTarget = 14, kMostExponent = 100;
+
+  float factor = 1.f;
+  uint32_t greatest = 0;  // that the factor is for, as bits of T
+
+  /// Before the scales of a warp's `kKeys` keys, from `scales` on, multiply P.
+  template <int kKeys, int kPitch, int kMTiles, int kOTiles>
+  FA_DEVICE void apply(Fragment<kMTiles, kOTiles>& o, uint32_t scales, int lane) {
+    uint32_t most = 0;
+    FA_UNROLL
+    for (int i = 0; i < ceil_div(kKeys * kGroups, kWarpSize); ++i) {
+      const int item = (lane + i * kWarpSize) % (kKeys * kGroups);
+      const uint32_t scale = ptx::ld_shared_b32(scales + (item / kKeys * kPitch + item % kKeys) * 4) & 0x7fffu;
+      most = most < scale ? scale : most;
+    }
+    if (!ptx::vote_any(most > greatest)) return;
+    constexpr uint32_t kMantissa = is_half(T{}) ? 0x3ff : 0x7f, kInfinityBits = 0x7fff - kMantissa;
+    most = most < kInfinityBits ? most : 0;
+    FA_UNROLL
+    for (int mask = kWarpSize / 2; mask > 0; mask /= 2) {
+      const uint32_t other = ptx::shfl_xor(most, mask);
+      most = most < other ? other : most;
+    }
+    if (most <= greatest) return;  // infinities and NaNs have no say
+    greatest = most | kMantissa;
+    const int wanted = kTarget - exponent_of(ptx::convert_to_float(T{static_cast<unsigned short>(most)}));
+    const int exponent = wanted < kMostExponent ? wanted : kMostExponent;
+    const int grows = exponent - exponent_of(factor);
+    const float change = power_of_two(grows < -126 ? -126 : grows);  // at first O is 0
+    factor = power_of_two(exponent);
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int n = 0; n + 1 < kOTiles; ++n) {
+        FA_UNROLL
+        for (int e = 0; e < 4; ++e) o[m][n][e] *= change;
+      }
+    }
+  }
+
+  /// Makes O what it stands for, and adds what offsets have made of it.
+  template <int kMTiles, int kOTiles>
+  FA_DEVICE void undo(Fragment<kMTiles, kOTiles>& o) const {
+    const float inverse = power_of_two(-exponent_of(factor));
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      FA_UNROLL
+      for (int n = 0; n + 1 < kOTiles; ++n) {
+        const int group = 8 * n / kGroup;
+        FA_UNROLL
+        for (int e = 0; e < 4; ++e) {
+          const float of_offsets = ptx::shfl_quad(o[m][kOTiles - 1][e / 2 * 2 + group % 2], group / 2);
+          o[m][n][e] = o[m][n][e] * inverse * (n % 2 == 0 ? 0x1p24f : 0x1p20f) + of_offsets;
+        }
+      }
+    }
+  }
+};
+
+/// What a kernel has of these: nothing unless codes are in place.
+struct Nothing {};
+template <class T, class Stored, int kHeadDim, int kMTiles, bool kInPlace>
+struct GroupSumsOf {
+  using type = Nothing;
+};
+template <class T, class Stored, int kHeadDim, int kMTiles>
+struct GroupSumsOf<T, Stored, kHeadDim, kMTiles, true> {
+  using type = GroupSums<T, Stored::kGroup, kHeadDim, kMTiles>;
+};
+template <class T, class Stored, int kHeadDimV, bool kInPlace>
+struct ScaleLiftOf {
+  using type = Nothing;
+};
+template <class T, class Stored, int kHeadDimV>
+struct ScaleLiftOf<T, Stored, kHeadDimV, true> {
+  using type = ScaleLift<T, Stored::kGroup, kHeadDimV>;
 };
 
 }  // namespace fa::sm80

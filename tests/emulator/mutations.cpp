@@ -34,6 +34,7 @@ std::vector<Mutation> all_mutations() {
                            &half_products_mutations,
                            &own_keys_forward_mutations,
                            &u4_number_mutations,
+                           &u4_in_place_mutations,
                            &append_u4_mutations,
                            &kept_keys_mutations,
                            &paged_forward_mutations,

@@ -117,6 +117,8 @@ constexpr Shape kShapes[] = {
     {12, DType::bf16, 128, 256, 16, 4, 64, 2, kPackGqa | kQInRegisters | kScheduled | kSplitWarps, "", 0, 128, 128},
     {3, DType::f16, 64, 32, 32, 2, 32, 2, kPacked | kCausal | kUnaligned | kTwoBodies, "window_sink", 0, 64, 1},
     {64, DType::f16, 48, 64, 16, 4, 64, 2, kCausal | kPackGqa | kOwnParts | kSplitWarps, "", 0, 2, 64},
+    {8, DType::f16, 96, 160, 16, 4, 64, 2, kCausal | kPackGqa | kScheduled | kSplitWarps, "window_sink", 0, 32, 32},
+    {16, DType::bf16, 256, 64, 32, 2, 64, 2, kPacked | kCausal | kQInRegisters | kSplitWarps, "", 0, 32, 1},
     {1, DType::bf16, 32, 32, 32, 1, 32, 1, kPackGqa | kScheduled, "", 0, 32, 0},
     {16, DType::bf16, 64, 64, 16, 4, 64, 3, kCausal | kPackGqa | kOwnParts | kSplitWarps},
     {8, DType::f16, 40, 64, 32, 2, 16, 1, kPacked | kCausal | kPackGqa | kOwnParts},
@@ -177,6 +179,7 @@ constexpr Shape kShapes[] = {
     {kContiguous, DType::bf16, 16, 64, 16, 4, 64, 2, kPackGqa | kScheduled | kSplitWarps, "window_sink"},
     {kContiguous, DType::f16, 24, 40, 32, 2, 16, 1, kUnaligned | kTwoBodies | kScheduled},
     {kContiguous, DType::bf16, 32, 32, 16, 4, 64, 2, kPackGqa | kScheduled | kSplitWarps, "", 0, 1, 2},
+    {kContiguous, DType::bf16, 64, 128, 16, 2, 64, 2, kCausal | kPackGqa | kQInRegisters | kSplitWarps, "", 0, 64, 64},
     {16, DType::bf16, 64, 64, 32, 2, 32, 1, kPacked | kCausal | kConverts, "", 0, 1, 1},
     {8, DType::f16, 48, 80, 32, 2, 48, 2, kCausal | kPackGqa | kQInRegisters | kConverts, "", 0, 1, 2},
     {12, DType::bf16, 80, 32, 16, 4, 64, 2, kPackGqa | kScheduled | kSplitWarps | kConverts, "", 0, 1, 1},
@@ -375,6 +378,11 @@ KernelSpec sm80_u4() {
   return to_kernel({8, DType::bf16, 64, 64, 32, 2, 32, 1, kPacked | kCausal, "", 0, 32, 32}).spec;
 }
 
+KernelSpec sm80_u4_in_place() {
+  return to_kernel({16, DType::bf16, 64, 64, 16, 4, 64, 2, kCausal | kPackGqa | kScheduled | kSplitWarps, "", 0, 32, 32})
+      .spec;
+}
+
 KernelSpec sm80_own_keys() {
   return to_kernel(
              {12, DType::bf16, 64, 64, 16, 4, 64, 2, kPackGqa | kScheduled | kSplitWarps | kConverts, "", 0, 1, 1})
@@ -395,6 +403,7 @@ std::vector<KernelSpec> all_paged_specs() {
   specs.push_back(sm80_contiguous());
   specs.push_back(sm90_contiguous());
   specs.push_back(sm80_u4());
+  specs.push_back(sm80_u4_in_place());
   specs.push_back(sm80_own_keys());
   specs.push_back(sm90_wide_scheduled());
   specs.push_back(sm90_wide_multicast());

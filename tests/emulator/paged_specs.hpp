@@ -45,6 +45,7 @@ fa::plan::KernelSpec sm80_contiguous();
 fa::plan::KernelSpec sm90_contiguous();
 /// K and V in 4 bits, two groups a row.
 fa::plan::KernelSpec sm80_u4();
+fa::plan::KernelSpec sm80_u4_in_place();
 /// Over e4m3, with products of f16: each of four warps copies the keys that it has of a tile.
 fa::plan::KernelSpec sm80_own_keys();
 /// The same over latent rows.

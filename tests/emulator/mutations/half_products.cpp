@@ -20,7 +20,7 @@ std::vector<Mutation> own_keys_mutations() {
                                            sm80_own_keys(),
                                            {global_uninitialised}},
                                           {"own_scales_of_keys_for_values",
-                                           "const int slot = of_value ? word - kKeyWords + Block::kKeyScales : word;",
+                                           "const int slot = word >= kKeyWords ? word - kKeyWords + Block::kKeyScales : word;",
                                            "const int slot = word ^ 1;",
                                            sm80_own_keys(),
                                            {}},

@@ -35,6 +35,7 @@ std::vector<Mutation> own_keys_mutations();
 std::vector<Mutation> half_products_mutations();
 std::vector<Mutation> own_keys_forward_mutations();
 std::vector<Mutation> u4_number_mutations();
+std::vector<Mutation> u4_in_place_mutations();
 std::vector<Mutation> append_u4_mutations();
 std::vector<Mutation> kept_keys_mutations();
 std::vector<Mutation> paged_forward_mutations();

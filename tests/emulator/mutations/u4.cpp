@@ -53,8 +53,8 @@ std::vector<Mutation> u4_mutations() {
            sm80_u4(),
            {}},
           {"u4_scale_of_another_key",
-           "const uint32_t own = scales + lane / 4 * kWord;",
-           "const uint32_t own = scales + lane % 4 * kWord;",
+           "(kInPlace ? 2 * (lane % 4) : lane / 4)",
+           "(lane % 4)",
            sm80_u4(),
            {}},
           {"u4_values_of_one_group",
@@ -68,6 +68,42 @@ std::vector<Mutation> u4_mutations() {
            sm80_u4(),
            {}},
           {"u4_columns_of_o_not_restored", "exchange(o[m][n + 1][r], o[m][n + 3][r], lane, 2);", "", sm80_u4(), {}},
+      });
+}
+
+std::vector<Mutation> u4_in_place_mutations() {
+  return in(
+      "sm80/sm80_u4.cuh",
+      {
+          {"u4_parts_of_s_go_on_into_the_next_group",
+           "32 * chunk % Stored::kGroup == 0 ? 0.f : part[m][n][e]",
+           "chunk == 0 ? 0.f : part[m][n][e]",
+           sm80_u4_in_place(),
+           {}},
+          {"u4_sums_of_q_without_the_second_half", "0x3c003c00u, 0x4c004c00u", "0x3c003c00u, 0u", sm80_u4_in_place(), {}},
+          {"u4_sums_of_q_of_another_group",
+           "4 * step + lane % 4 < kGroups ? 4 * step + lane % 4 : kGroups - 1",
+           "0",
+           sm80_u4_in_place(),
+           {}},
+          {"u4_offsets_of_another_key",
+           "o[m][kHeadDimV / 8], a, offsets[0], offsets[1]",
+           "o[m][kHeadDimV / 8], a, offsets[1], offsets[0]",
+           sm80_u4_in_place(),
+           {}},
+          {"u4_scales_of_one_group_for_p",
+           "if (32 * (c + half) % Stored::kGroup == 0) {",
+           "if (c + half == 0) {",
+           sm80_u4_in_place(),
+           {}},
+          {"u4_lift_leaves_o_behind", "o[m][n][e] *= change;", "", sm80_u4_in_place(), {}},
+          {"u4_lift_never_found", "if (!ptx::vote_any(most > greatest)) return;", "return;", sm80_u4_in_place(), {}},
+          {"u4_odd_tiles_as_even_ones", "(n % 2 == 0 ? 0x1p24f : 0x1p20f)", "0x1p24f", sm80_u4_in_place(), {}},
+          {"u4_offsets_of_a_neighbouring_group",
+           "o[m][kOTiles - 1][e / 2 * 2 + group % 2]",
+           "o[m][kOTiles - 1][e / 2 * 2]",
+           sm80_u4_in_place(),
+           {}},
       });
 }
 
