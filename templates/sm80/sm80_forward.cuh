@@ -94,7 +94,7 @@ struct Forward : ForwardScores<Config> {
   /// What goes along from KV tile to KV tile.
   struct Walk {
     int stage = 0;
-    typename Either<KeyPointers<KElement, VElement>, Nothing, kOwnKeys>::type keys;
+    typename Either<KeyPointers<KElement, VElement>, typename Base::Nothing, kOwnKeys>::type keys;
     typename Either<RowLift<kMTiles>, typename Base::ValueLift, kHalfValues>::type lift;
     typename Base::QuerySums sums;
   };
@@ -133,7 +133,7 @@ struct Forward : ForwardScores<Config> {
     softmax.finish();
     Fragment<kMTiles, kOTiles>& o = reinterpret_cast<Fragment<kMTiles, kOTiles>&>(sums);
     if constexpr (kU4Values) {
-      U4Values<T, VElement>::restore(o, lane);
+      U4Values<T, VElement, kValuesInPlace>::restore(o, lane);
     } else if constexpr (kStoredValues) {
       StoredValues<ValueProduct, VElement>::restore(o, lane);
     }
@@ -406,13 +406,10 @@ struct Forward : ForwardScores<Config> {
       } else if constexpr (kU4Values) {
         const StoredScales<Forward> scales{*this};
         const uint32_t own = scales.own_v(stage);
-        using Values = U4Values<T, VElement>;
-        if constexpr (kValuesInPlace) {
-          walk.lift.template apply<kWarpKeys, scales.kPitch>(o, own, lane);
-          Values::template accumulate_in_place<VTile, kHeadDimV, scales.kPitch>(o, s, values, own, lane, walk.lift);
-        } else {
-          Values::template accumulate<VTile, kHeadDimV, scales.kPitch>(o, s, values, own, lane);
-        }
+        float factor = 1.f;
+        if constexpr (kValuesInPlace) factor = walk.lift.template apply<kWarpKeys, scales.kPitch>(o, own, lane);
+        U4Values<T, VElement, kValuesInPlace>::template accumulate<VTile, kHeadDimV, scales.kPitch>(o, s, values, own,
+                                                                                                    lane, factor);
       } else if constexpr (kStoredValues) {
         StoredScales<Forward>{*this}.multiply_v(s, stage);
         if constexpr (kHalfValues) walk.lift.apply(s, o, before, softmax, softmax_scale_log2());

@@ -183,8 +183,9 @@ struct ForwardTraits {
   using QWarpTile = SharedTile<T, kWarpRows, kHeadDimQk>;
   using OWarpTile = SharedTile<T, kWarpRows, kHeadDimV>;
   using QueryRows = HalfRows<T, QWarpTile, kHeadDimQk, kKeysInPlace>;
-  using QuerySums = typename GroupSumsOf<T, KElement, kHeadDimQk, kMTiles, kKeysInPlace>::type;
-  using ValueLift = typename ScaleLiftOf<T, VElement, kHeadDimV, kValuesInPlace>::type;
+  struct Nothing {};
+  using QuerySums = typename Either<GroupSums<T, KElement, kHeadDimQk, kMTiles>, Nothing, kKeysInPlace>::type;
+  using ValueLift = typename Either<ScaleLift<T, VElement, kHeadDimV>, Nothing, kValuesInPlace>::type;
   using QCopy = TileCopy<QWarpTile, T, kWarpRows, kWarpsN * kWarpSize, Config::kAligned>;
   using Latent = LatentTile<T, KTile, kTileN, kThreads>;
   using LandingTile = typename Either<Latent, KTile, kLatentRows>::type;

@@ -13,6 +13,10 @@
 
 namespace fa::sm80 {
 
+/// What products are of.
+template <class T, bool kInPlace>
+using CodeProduct = typename Either<f16, T, kInPlace>::type;
+
 /// The matrix products of WarpGemm where K or V has 4 bits an element (common/u4.cuh). ldmatrix moves four of its
 /// elements where it would move one of 16 bits: a matrix has 32 columns, and is two depth steps of S, or four n tiles
 /// of O.
@@ -41,12 +45,13 @@ struct U4Keys {
     const uint32_t k_lane = k_tile + KTile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 16);
     const uint32_t own = scales + (kInPlace ? 2 * (lane % 4) : lane / 4) * kWord;
     [[maybe_unused]] Fragment<kMTiles, kNTiles> part;  // of S: a group's
+    constexpr int kChunks = kHeadDim / 32;
     FA_UNROLL
-    for (int c = 0; c + 1 < kHeadDim / 32; c += 2) {
+    for (int c = 0; c < kChunks; c += 2) {
       uint32_t a[2][2][kMTiles][4];  // of 32 columns each
       const auto load = [&](int half) {
         FA_UNROLL
-        for (int m = 0; m < kMTiles; ++m) {
+        for (int m = 0; m < kMTiles && c + half < kChunks; ++m) {
           FA_UNROLL
           for (int i = 0; i < 2; ++i) load_a(a[half][i][m], m, 2 * (c + half) + i);
         }
@@ -59,33 +64,21 @@ struct U4Keys {
       FA_UNROLL
       for (int n = 0; n < kNTiles; n += 2) {
         uint32_t b[4];  // keys 8n..8n+7 at columns 32c.. and 32c+32.., then keys 8n+8..8n+15
-        ptx::ldmatrix_x4(b, k_lane + KTile::offset(8 * n, 16 * c));
+        if (c + 1 < kChunks) {
+          ptx::ldmatrix_x4(b, k_lane + KTile::offset(8 * n, 16 * c));
+        } else {
+          uint32_t last[2];
+          ptx::ldmatrix_x2(last, k_tile + KTile::offset(lane % 16, 0) + KTile::offset(8 * n, 16 * c));
+          b[0] = last[0], b[2] = last[1];
+        }
         FA_UNROLL
-        for (int half = 0; half < 2; ++half) {
+        for (int half = 0; half < 2 && c + half < kChunks; ++half) {
           if constexpr (kOnce) load(half);
           FA_UNROLL
           for (int i = 0; i < 2; ++i) {
             multiply(s, part, n + i, c + half, a[half][0], a[half][1], b[half + 2 * i],
                      own + (group_of(c + half) * kPitch + 8 * (n + i)) * kWord);
           }
-        }
-      }
-    }
-    if constexpr (kHeadDim / 32 % 2 != 0) {
-      constexpr int c = kHeadDim / 32 - 1;
-      uint32_t a[2][kMTiles][4];
-      FA_UNROLL
-      for (int m = 0; m < kMTiles; ++m) {
-        FA_UNROLL
-        for (int i = 0; i < 2; ++i) load_a(a[i][m], m, 2 * c + i);
-      }
-      FA_UNROLL
-      for (int n = 0; n < kNTiles; n += 2) {
-        uint32_t b[2];
-        ptx::ldmatrix_x2(b, k_tile + KTile::offset(lane % 16, 0) + KTile::offset(8 * n, 16 * c));
-        FA_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          multiply(s, part, n + i, c, a[0], a[1], b[i], own + (group_of(c) * kPitch + 8 * (n + i)) * kWord);
         }
       }
     }
@@ -101,39 +94,38 @@ struct U4Keys {
                                  const uint32_t (&first)[kMTiles][4], const uint32_t (&second)[kMTiles][4],
                                  uint32_t word, uint32_t scale) {
     uint32_t pairs[4];
+    Fragment<kMTiles, kNTiles>& sum = kInPlace ? part : s;
     if constexpr (kInPlace) {
       codes_of(pairs, word);
-      FA_UNROLL
-      for (int m = 0; m < kMTiles; ++m) {
+      if (32 * chunk % Stored::kGroup == 0) {
         FA_UNROLL
-        for (int e = 0; e < 4; ++e) part[m][n][e] = 32 * chunk % Stored::kGroup == 0 ? 0.f : part[m][n][e];
-        ptx::mma_m16n8k16<f16>(part[m][n], first[m], pairs[0], pairs[1]);
-        ptx::mma_m16n8k16<f16>(part[m][n], second[m], pairs[2], pairs[3]);
-      }
-      if ((32 * chunk + 32) % Stored::kGroup != 0) return;
-      uint32_t of_keys[2];
-      ptx::ld_shared_b64(of_keys[0], of_keys[1], scale);
-      FA_UNROLL
-      for (int m = 0; m < kMTiles; ++m) {
-        FA_UNROLL
-        for (int e = 0; e < 4; ++e) s[m][n][e] = ptx::fma(part[m][n][e], scale_of<T>(of_keys[e % 2]), s[m][n][e]);
+        for (int m = 0; m < kMTiles; ++m) part[m][n][0] = part[m][n][1] = part[m][n][2] = part[m][n][3] = 0.f;
       }
     } else {
       const uint32_t of_key = ptx::ld_shared_b32(scale);
       numbers_of<T>(pairs, word, ptx::prmt(of_key, 0, 0x1010), ptx::prmt(of_key, 0, 0x3232));
+    }
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
+      ptx::mma_m16n8k16<CodeProduct<T, kInPlace>>(sum[m][n], first[m], pairs[0], pairs[1]);
+      ptx::mma_m16n8k16<CodeProduct<T, kInPlace>>(sum[m][n], second[m], pairs[2], pairs[3]);
+    }
+    if (!kInPlace || (32 * chunk + 32) % Stored::kGroup != 0) return;
+    uint32_t of_keys[2];
+    ptx::ld_shared_b64(of_keys[0], of_keys[1], scale);
+    FA_UNROLL
+    for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int m = 0; m < kMTiles; ++m) {
-        ptx::mma_m16n8k16<T>(s[m][n], first[m], pairs[0], pairs[1]);
-        ptx::mma_m16n8k16<T>(s[m][n], second[m], pairs[2], pairs[3]);
-      }
+      for (int e = 0; e < 4; ++e) s[m][n][e] = ptx::fma(part[m][n][e], scale_of<T>(of_keys[e % 2]), s[m][n][e]);
     }
   }
 };
 
 /// Sums of rows of Q over groups of columns, which multiply the offsets of K in place. One is two numbers of T, and an
 /// A operand has those of four groups where words of K's scales, as they are, have offsets.
-template <class T, int kGroup, int kHeadDim, int kMTiles>
+template <class T, class Stored, int kHeadDim, int kMTiles>
 struct GroupSums {
+  static constexpr int kGroup = Stored::kGroup;
   static constexpr int kGroups = kHeadDim / kGroup;
   static constexpr int kSteps = ceil_div(kGroups, 4);
   // Of S with codes in place. In f16 the sums are greater, lest they lose digits.
@@ -200,37 +192,30 @@ struct GroupSums {
 
 /// Of O += P V lane t of a quad has of each 32 columns those from 8t on, two in each of four n tiles, until `restore`
 /// puts them in their order.
-template <class T, class Stored>
+///
+/// With kInPlace O is 2^-24 of itself, or 2^-20 in odd n tiles, times the factor of ScaleLift, until that undoes it. It
+/// has one more n tile, of a column for each group: P times the offsets.
+template <class T, class Stored, bool kInPlace>
 struct U4Values {
-  /// The same with codes in place: O is 2^-24 of itself, or 2^-20 in odd n tiles, times the factor of `lift`, until that
-  /// undoes it. It has one more n tile, of a column for each group: P times the offsets.
-  template <class VTile, int kHeadDimV, int kPitch, int kMTiles, int kNTiles, class Lift>
-  static FA_DEVICE void accumulate_in_place(Fragment<kMTiles, kHeadDimV / 8 + 1>& o,
-                                            const Fragment<kMTiles, kNTiles>& p, uint32_t v_tile, uint32_t scales,
-                                            int lane, const Lift& lift) {
+  /// As WarpGemm::accumulate; V is [tile_n, kHeadDimV / 2] of Stored in shared memory, `scales` as of U4Keys::scores.
+  template <class VTile, int kHeadDimV, int kPitch, int kMTiles, int kNTiles, int kOTiles>
+  static FA_DEVICE void accumulate(Fragment<kMTiles, kOTiles>& o, const Fragment<kMTiles, kNTiles>& p, uint32_t v_tile,
+                                   uint32_t scales, int lane, [[maybe_unused]] float factor) {
+    static_assert(kHeadDimV % 32 == 0, "32 columns at a time");
     constexpr int kChunks = kHeadDimV / 32;
     const uint32_t v_lane = v_tile + VTile::offset(lane % 16, lane / 16 * 16);
-    const uint32_t of_groups = scales + (lane / 4 % Lift::kGroups * kPitch + 2 * (lane % 4)) * kWord;
-    FA_UNROLL
-    for (int n = 0; n < kNTiles; ++n) {
-      uint32_t first, second;
-      ptx::ld_shared_b64(first, second, of_groups + 8 * n * kWord);
-      const uint32_t offsets[2] = {ptx::bits(offset_of<T>(first)), ptx::bits(offset_of<T>(second))};
-      FA_UNROLL
-      for (int m = 0; m < kMTiles; ++m) {
-        // Rounded to nearest, half a unit of what TF32 keeps being added. Its depths t and t + 4 are keys 2t, 2t + 1.
-        const uint32_t a[4] = {ptx::bits(p[m][n][0]) + 0x1000u, ptx::bits(p[m][n][2]) + 0x1000u,
-                               ptx::bits(p[m][n][1]) + 0x1000u, ptx::bits(p[m][n][3]) + 0x1000u};
-        ptx::mma_m16n8k8_tf32(o[m][kHeadDimV / 8], a, offsets[0], offsets[1]);
-      }
+    if constexpr (kInPlace) {
+      const int group = lane / 4 % (kHeadDimV / Stored::kGroup);
+      add_offsets<kHeadDimV / 8>(o, p, scales + (group * kPitch + 2 * (lane % 4)) * kWord);
     }
     FA_UNROLL
     for (int k = 0; k < kNTiles / 2; ++k) {
       const uint32_t own = scales + (16 * k + 2 * (lane % 4)) * kWord;
       uint32_t a[kMTiles][4];
+      if constexpr (!kInPlace) WarpGemm<T>::pack_step(a, p, k);
       FA_UNROLL
       for (int c = 0; c < kChunks; c += 2) {
-        uint32_t b[4];
+        uint32_t b[4];  // of 32 columns rows 2t and 2t + 1 of V, 2t + 8 and 2t + 9; then of the next 32
         if (c + 1 < kChunks) {
           ptx::ldmatrix_x4_trans(b, v_lane + VTile::offset(16 * k, 16 * c));
         } else {
@@ -240,47 +225,24 @@ struct U4Values {
         }
         FA_UNROLL
         for (int half = 0; half < 2 && c + half < kChunks; ++half) {
-          if (32 * (c + half) % Stored::kGroup == 0) {
-            scaled_step(a, p, k, own + group_of(c + half) * kPitch * kWord, lift.factor);
+          const uint32_t of_group = own + group_of(c + half) * kPitch * kWord;
+          uint32_t pairs[2][4];
+          if constexpr (kInPlace) {
+            if (32 * (c + half) % Stored::kGroup == 0) scaled_step(a, p, k, of_group, factor);
+            codes_of(pairs[0], b[2 * half]);
+            codes_of(pairs[1], b[2 * half + 1]);
+          } else {
+            numbers(pairs[0], b[2 * half], of_group);
+            numbers(pairs[1], b[2 * half + 1], of_group + 8 * kWord);
           }
-          uint32_t first[4], second[4];
-          codes_of(first, b[2 * half]);
-          codes_of(second, b[2 * half + 1]);
           FA_UNROLL
           for (int i = 0; i < 4; ++i) {
             FA_UNROLL
             for (int m = 0; m < kMTiles; ++m) {
-              ptx::mma_m16n8k16<f16>(o[m][4 * (c + half) + i], a[m], first[i], second[i]);
+              ptx::mma_m16n8k16<CodeProduct<T, kInPlace>>(o[m][4 * (c + half) + i], a[m], pairs[0][i], pairs[1][i]);
             }
           }
         }
-      }
-    }
-  }
-
-  /// As WarpGemm::accumulate; V is [tile_n, kHeadDimV / 2] of Stored in shared memory, `scales` as of U4Keys::scores.
-  template <class VTile, int kHeadDimV, int kPitch, int kMTiles, int kNTiles>
-  static FA_DEVICE void accumulate(Fragment<kMTiles, kHeadDimV / 8>& o, const Fragment<kMTiles, kNTiles>& p,
-                                   uint32_t v_tile, uint32_t scales, int lane) {
-    static_assert(kHeadDimV % 32 == 0, "32 columns at a time");
-    const uint32_t v_lane = v_tile + VTile::offset(lane % 16, lane / 16 * 16);
-    FA_UNROLL
-    for (int k = 0; k < kNTiles / 2; ++k) {
-      uint32_t a[kMTiles][4];
-      WarpGemm<T>::pack_step(a, p, k);
-      const uint32_t own = scales + (16 * k + 2 * (lane % 4)) * kWord;
-      FA_UNROLL
-      for (int c = 0; c + 1 < kHeadDimV / 32; c += 2) {
-        uint32_t b[4];
-        ptx::ldmatrix_x4_trans(b, v_lane + VTile::offset(16 * k, 16 * c));
-        multiply(o, 4 * c, a, b[0], b[1], own + group_of(c) * kPitch * kWord);
-        multiply(o, 4 * c + 4, a, b[2], b[3], own + group_of(c + 1) * kPitch * kWord);
-      }
-      if constexpr (kHeadDimV / 32 % 2 != 0) {
-        constexpr int c = kHeadDimV / 32 - 1;
-        uint32_t b[2];
-        ptx::ldmatrix_x2_trans(b, v_tile + VTile::offset(lane % 16, 0) + VTile::offset(16 * k, 16 * c));
-        multiply(o, 4 * c, a, b[0], b[1], own + group_of(c) * kPitch * kWord);
       }
     }
   }
@@ -309,17 +271,22 @@ struct U4Values {
 
   static FA_DEVICE constexpr int group_of(int chunk) { return 32 * chunk / Stored::kGroup; }
 
-  /// Four n tiles from `n` on: `low` has rows 2t and 2t + 1 of V, `high` 2t + 8 and 2t + 9; of 4 columns each.
-  template <int kMTiles, int kOTiles>
-  static FA_DEVICE void multiply(Fragment<kMTiles, kOTiles>& o, int n, const uint32_t (&a)[kMTiles][4], uint32_t low,
-                                 uint32_t high, uint32_t scales) {
-    uint32_t first[4], second[4];
-    numbers(first, low, scales);
-    numbers(second, high, scales + 8 * kWord);
+  /// `scales` are those that a lane has of the first keys, of the group of its column.
+  template <int kTile, int kMTiles, int kNTiles, int kOTiles>
+  static FA_DEVICE void add_offsets(Fragment<kMTiles, kOTiles>& o, const Fragment<kMTiles, kNTiles>& p,
+                                    uint32_t scales) {
     FA_UNROLL
-    for (int i = 0; i < 4; ++i) {
+    for (int n = 0; n < kNTiles; ++n) {
+      uint32_t first, second;
+      ptx::ld_shared_b64(first, second, scales + 8 * n * kWord);
+      const uint32_t offsets[2] = {ptx::bits(offset_of<T>(first)), ptx::bits(offset_of<T>(second))};
       FA_UNROLL
-      for (int m = 0; m < kMTiles; ++m) ptx::mma_m16n8k16<T>(o[m][n + i], a[m], first[i], second[i]);
+      for (int m = 0; m < kMTiles; ++m) {
+        // Rounded to nearest, half a unit of what TF32 keeps being added. Its depths t and t + 4 are keys 2t, 2t + 1.
+        const uint32_t a[4] = {ptx::bits(p[m][n][0]) + 0x1000u, ptx::bits(p[m][n][2]) + 0x1000u,
+                               ptx::bits(p[m][n][1]) + 0x1000u, ptx::bits(p[m][n][3]) + 0x1000u};
+        ptx::mma_m16n8k8_tf32(o[m][kTile], a, offsets[0], offsets[1]);
+      }
     }
   }
 
@@ -356,17 +323,17 @@ struct U4Values {
 
 /// A power of two for the scales of V in place: times it the greatest so far is from 2^14 to 2^15, and P times any fits
 /// f16. What f16 then loses is below 2^-39 of it.
-template <class T, int kGroup, int kHeadDimV>
+template <class T, class Stored, int kHeadDimV>
 struct ScaleLift {
-  static constexpr int kGroups = kHeadDimV / kGroup;
+  static constexpr int kGroup = Stored::kGroup, kGroups = kHeadDimV / kGroup;
   static constexpr int kTarget = 14, kMostExponent = 100;
 
   float factor = 1.f;
   uint32_t greatest = 0;  // that the factor is for, as bits of T
 
-  /// Before the scales of a warp's `kKeys` keys, from `scales` on, multiply P.
+  /// The factor for the scales of a warp's `kKeys` keys, from `scales` on.
   template <int kKeys, int kPitch, int kMTiles, int kOTiles>
-  FA_DEVICE void apply(Fragment<kMTiles, kOTiles>& o, uint32_t scales, int lane) {
+  FA_DEVICE float apply(Fragment<kMTiles, kOTiles>& o, uint32_t scales, int lane) {
     uint32_t most = 0;
     FA_UNROLL
     for (int i = 0; i < ceil_div(kKeys * kGroups, kWarpSize); ++i) {
@@ -374,7 +341,7 @@ struct ScaleLift {
       const uint32_t scale = ptx::ld_shared_b32(scales + (item / kKeys * kPitch + item % kKeys) * 4) & 0x7fffu;
       most = most < scale ? scale : most;
     }
-    if (!ptx::vote_any(most > greatest)) return;
+    if (!ptx::vote_any(most > greatest)) return factor;
     constexpr uint32_t kMantissa = is_half(T{}) ? 0x3ff : 0x7f, kInfinityBits = 0x7fff - kMantissa;
     most = most < kInfinityBits ? most : 0;
     FA_UNROLL
@@ -382,7 +349,7 @@ struct ScaleLift {
       const uint32_t other = ptx::shfl_xor(most, mask);
       most = most < other ? other : most;
     }
-    if (most <= greatest) return;  // infinities and NaNs have no say
+    if (most <= greatest) return factor;  // infinities and NaNs have no say
     greatest = most | kMantissa;
     const int wanted = kTarget - exponent_of(ptx::convert_to_float(T{static_cast<unsigned short>(most)}));
     const int exponent = wanted < kMostExponent ? wanted : kMostExponent;
@@ -397,6 +364,7 @@ struct ScaleLift {
         for (int e = 0; e < 4; ++e) o[m][n][e] *= change;
       }
     }
+    return factor;
   }
 
   /// Makes O what it stands for, and adds what offsets have made of it.
@@ -416,25 +384,6 @@ struct ScaleLift {
       }
     }
   }
-};
-
-/// What a kernel has of these: nothing unless codes are in place.
-struct Nothing {};
-template <class T, class Stored, int kHeadDim, int kMTiles, bool kInPlace>
-struct GroupSumsOf {
-  using type = Nothing;
-};
-template <class T, class Stored, int kHeadDim, int kMTiles>
-struct GroupSumsOf<T, Stored, kHeadDim, kMTiles, true> {
-  using type = GroupSums<T, Stored::kGroup, kHeadDim, kMTiles>;
-};
-template <class T, class Stored, int kHeadDimV, bool kInPlace>
-struct ScaleLiftOf {
-  using type = Nothing;
-};
-template <class T, class Stored, int kHeadDimV>
-struct ScaleLiftOf<T, Stored, kHeadDimV, true> {
-  using type = ScaleLift<T, Stored::kGroup, kHeadDimV>;
 };
 
 }  // namespace fa::sm80
