@@ -84,12 +84,13 @@ struct Forward : ForwardScores<Config> {
       Base::kWarpKeys, Base::kBytes, Base::kMTiles, Base::kGroups, Base::kPairs, Base::kNTiles, Base::kOTiles,
       Base::kOutTiles, Base::kVarlen, Base::kDropout, Base::kPaged, Base::kOwnParts, Base::kPieces, Base::kStoredKeys,
       Base::kStoredValues, Base::kHalfKeys, Base::kHalfValues, Base::kHalfQueries, Base::kOwnKeys, Base::kLatentRows,
-      Base::kU4Keys, Base::kU4Values, Base::kKeysInPlace, Base::kValuesInPlace, Base::kSumTiles, Base::kSplitKeys, Base::kFixedSplits, Base::kShares, Base::kTwoSided,
-      Base::kLists, Base::kKeepsFirst, Base::kQBytes, Base::params, Base::index, Base::piece, Base::tile, Base::lengths,
-      Base::rows, Base::lane, Base::warp, Base::half, Base::block_row, Base::row_count, Base::shared, Base::q_shared,
-      Base::table_row, Base::first_read, Base::k_shared, Base::v_shared, Base::load_q, Base::load_k, Base::load_v,
-      Base::pair, Base::group, Base::first_o_column, Base::tile_range, Base::kv_tile, Base::mask, Base::read_fixed,
-      Base::apply_score, Base::apply_mask, Base::drop, Base::scale_scores, Base::softmax_scale_log2;
+      Base::kU4Keys, Base::kU4Values, Base::kKeysInPlace, Base::kValuesInPlace, Base::kSumTiles, Base::kSplitKeys,
+      Base::kFixedSplits, Base::kShares, Base::kTwoSided, Base::kLists, Base::kKeepsFirst, Base::kQBytes, Base::params,
+      Base::index, Base::piece, Base::tile, Base::lengths, Base::rows, Base::lane, Base::warp, Base::half,
+      Base::block_row, Base::row_count, Base::shared, Base::q_shared, Base::table_row, Base::first_read, Base::k_shared,
+      Base::v_shared, Base::load_q, Base::load_k, Base::load_v, Base::pair, Base::group, Base::first_o_column,
+      Base::tile_range, Base::kv_tile, Base::mask, Base::read_fixed, Base::apply_score, Base::apply_mask, Base::drop,
+      Base::scale_scores, Base::softmax_scale_log2;
 
   /// What goes along from KV tile to KV tile.
   struct Walk {

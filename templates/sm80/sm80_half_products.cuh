@@ -26,8 +26,8 @@ FA_DEVICE float power_of_two(int exponent) {
 /// where Tile has a chunk that no element takes.
 ///
 /// Of 16 columns the pairs go where ldmatrix gives them to the lanes that have their columns of K (StoredKeys): pair 2t
-/// to place t, pair 2t + 1 to place 4 + t. With kCodes, for K as codes_of has it, pairs 4t to 4t + 3 of 32 columns go to
-/// places t, 4 + t, 8 + t and 12 + t. Odd pairs are divided by 16, and the inverse is 2^24 times itself.
+/// to place t, pair 2t + 1 to place 4 + t. With kCodes, for K as codes_of has it, pairs 4t to 4t + 3 of 32 columns go
+/// to places t, 4 + t, 8 + t and 12 + t. Odd pairs are divided by 16, and the inverse is 2^24 times itself.
 template <class T, class Tile, int kColumns, bool kCodes>
 struct HalfRows {
   static constexpr int kWords = kColumns / 2;
@@ -39,7 +39,8 @@ struct HalfRows {
   /// By a whole warp.
   static FA_DEVICE void convert(uint32_t tile, int row, int lane) {
     const uint32_t first = tile + Tile::offset(row, 2 * lane);
-    const int place = kCodes ? lane / 16 * 16 + lane % 4 * 4 + lane % 16 / 4 : lane / 8 * 8 + lane % 2 * 4 + lane % 8 / 2;
+    const int place =
+        kCodes ? lane / 16 * 16 + lane % 4 * 4 + lane % 16 / 4 : lane / 8 * 8 + lane % 2 * 4 + lane % 8 / 2;
     const uint32_t target = tile + Tile::offset(row, 2 * place);
     float low[kSteps], high[kSteps];
     uint32_t greatest = 0;

@@ -121,6 +121,19 @@ struct U4Keys {
   }
 };
 
+/// Multiplies the first kFirst n tiles.
+template <int kFirst, int kMTiles, int kNTiles>
+FA_DEVICE void multiply_tiles(Fragment<kMTiles, kNTiles>& s, float factor) {
+  FA_UNROLL
+  for (int m = 0; m < kMTiles; ++m) {
+    FA_UNROLL
+    for (int n = 0; n < kFirst; ++n) {
+      FA_UNROLL
+      for (int e = 0; e < 4; ++e) s[m][n][e] *= factor;
+    }
+  }
+}
+
 /// Sums of rows of Q over groups of columns, which multiply the offsets of K in place. One is two numbers of T, and an
 /// A operand has those of four groups where words of K's scales, as they are, have offsets.
 template <class T, class Stored, int kHeadDim, int kMTiles>
@@ -177,16 +190,7 @@ struct GroupSums {
         for (int m = 0; m < kMTiles; ++m) ptx::mma_m16n8k16<T>(s[m][n], a[step][m], word, word);
       }
     }
-    if constexpr (is_half(T{})) {
-      FA_UNROLL
-      for (int m = 0; m < kMTiles; ++m) {
-        FA_UNROLL
-        for (int n = 0; n < kNTiles; ++n) {
-          FA_UNROLL
-          for (int e = 0; e < 4; ++e) s[m][n][e] *= 0x1p-12f;
-        }
-      }
-    }
+    if constexpr (is_half(T{})) multiply_tiles<kNTiles>(s, 0x1p-12f);
   }
 };
 
@@ -356,21 +360,14 @@ struct ScaleLift {
     const int grows = exponent - exponent_of(factor);
     const float change = power_of_two(grows < -126 ? -126 : grows);  // at first O is 0
     factor = power_of_two(exponent);
-    FA_UNROLL
-    for (int m = 0; m < kMTiles; ++m) {
-      FA_UNROLL
-      for (int n = 0; n + 1 < kOTiles; ++n) {
-        FA_UNROLL
-        for (int e = 0; e < 4; ++e) o[m][n][e] *= change;
-      }
-    }
+    multiply_tiles<kOTiles - 1>(o, change);
     return factor;
   }
 
   /// Makes O what it stands for, and adds what offsets have made of it.
   template <int kMTiles, int kOTiles>
   FA_DEVICE void undo(Fragment<kMTiles, kOTiles>& o) const {
-    const float inverse = power_of_two(-exponent_of(factor));
+    multiply_tiles<kOTiles - 1>(o, power_of_two(-exponent_of(factor)));
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
@@ -379,7 +376,7 @@ struct ScaleLift {
         FA_UNROLL
         for (int e = 0; e < 4; ++e) {
           const float of_offsets = ptx::shfl_quad(o[m][kOTiles - 1][e / 2 * 2 + group % 2], group / 2);
-          o[m][n][e] = o[m][n][e] * inverse * (n % 2 == 0 ? 0x1p24f : 0x1p20f) + of_offsets;
+          o[m][n][e] = o[m][n][e] * (n % 2 == 0 ? 0x1p24f : 0x1p20f) + of_offsets;
         }
       }
     }

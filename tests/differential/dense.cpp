@@ -32,6 +32,9 @@ struct Units {
   double tile = 0;   ///< of a KV tile's P V, relative to its terms
   double whole = 0;  ///< of a score that is made of whole numbers
   double products;   ///< of a product
+  // docs/numerics.md, caches of 8 bits: numbers of K in 4 bits may be rounded, and may not; of V P is rounded behind
+  // scales, relative to the greatest number.
+  double key_codes = 0, value_codes = 0;
 
   Units(const Arithmetic& arithmetic, const AttentionConfig& config) {
     const DType dtype = output_dtype(config);
@@ -55,6 +58,8 @@ struct Units {
     step = !arithmetic.device ? f32 : half ? 0x1p-26 : 0x1p-23;
     products = arithmetic.device && !half ? 0x1p-20 : 0;
     if (arithmetic.device && has_bytes(config)) set_bytes(config);
+    if (element != 0 && config.k_dtype == DType::u4x2) key_codes = output / 2;
+    if (element != 0 && config.v_dtype == DType::u4x2) value_codes = 0x1p-10;
   }
 
   /// docs/numerics.md, caches of 8 bits: P times the scale of V, in f16 relative to the greatest.
@@ -448,6 +453,7 @@ class Evaluation {
       pair.error = units_.product(static_cast<double>(d_qk_)) * terms + 4 * units_.f32 * std::abs(pair.score);
       pair.error +=
           units_.whole * (std::abs(pair.score) + std::abs(scale * bias)) + 4 * units_.f32 * std::abs(scale * bias);
+      pair.error += units_.key_codes * terms;
       if (units_.cut != 0) pair.error += std::abs(scale) * cut(q, k_.at(j));
       scaled_ = greater(scaled_, {pair.score, pair.error});
       if (score_.defined()) apply_score(at, &pair);
@@ -561,6 +567,10 @@ class Evaluation {
       const double* sizes = v_.size_at(pair.key);
       add(pair.p * pair.kept, v_.at(pair.key), d_v_, o_.value.data());
       add(pair.kept * (moved / denominator + accumulated * pair.p), sizes, d_v_, o_.fixed.data());
+      if (units_.value_codes != 0) {
+        const double code = pair.kept * pair.p * units_.value_codes * *std::max_element(sizes, sizes + d_v_);
+        for (double& fixed : o_.fixed) fixed += code;
+      }
       if (units_.element == 0) continue;
       add(rounding, sizes, d_v_, o_.linear.data());
       add(rounding * rounding * alike_, v_.square_at(pair.key), d_v_, o_.squares.data());

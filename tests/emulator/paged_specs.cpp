@@ -379,7 +379,8 @@ KernelSpec sm80_u4() {
 }
 
 KernelSpec sm80_u4_in_place() {
-  return to_kernel({16, DType::bf16, 64, 64, 16, 4, 64, 2, kCausal | kPackGqa | kScheduled | kSplitWarps, "", 0, 32, 32})
+  return to_kernel(
+             {16, DType::bf16, 64, 64, 16, 4, 64, 2, kCausal | kPackGqa | kScheduled | kSplitWarps, "", 0, 32, 32})
       .spec;
 }
 

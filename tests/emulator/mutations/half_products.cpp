@@ -8,23 +8,24 @@ namespace emulator {
 
 std::vector<Mutation> own_keys_mutations() {
   using enum FaultKind;
-  return in("sm80/sm80_own_keys.cuh", {
-                                          {"own_keys_of_the_first_ones_page",
-                                           "ptx::shfl(page, of_tile % kKeys)",
-                                           "ptx::shfl(page, 0)",
-                                           sm80_own_keys(),
-                                           {global_uninitialised}},
-                                          {"own_scales_of_the_first_ones_page",
-                                           "page = ptx::shfl(at.page, row);",
-                                           "page = ptx::shfl(at.page, 0);",
-                                           sm80_own_keys(),
-                                           {global_uninitialised}},
-                                          {"own_scales_of_keys_for_values",
-                                           "const int slot = word >= kKeyWords ? word - kKeyWords + Block::kKeyScales : word;",
-                                           "const int slot = word ^ 1;",
-                                           sm80_own_keys(),
-                                           {}},
-                                      });
+  return in("sm80/sm80_own_keys.cuh",
+            {
+                {"own_keys_of_the_first_ones_page",
+                 "ptx::shfl(page, of_tile % kKeys)",
+                 "ptx::shfl(page, 0)",
+                 sm80_own_keys(),
+                 {global_uninitialised}},
+                {"own_scales_of_the_first_ones_page",
+                 "page = ptx::shfl(at.page, row);",
+                 "page = ptx::shfl(at.page, 0);",
+                 sm80_own_keys(),
+                 {global_uninitialised}},
+                {"own_scales_of_keys_for_values",
+                 "const int slot = word >= kKeyWords ? word - kKeyWords + Block::kKeyScales : word;",
+                 "const int slot = word ^ 1;",
+                 sm80_own_keys(),
+                 {}},
+            });
 }
 
 std::vector<Mutation> half_products_mutations() {
