@@ -301,7 +301,7 @@ typedef struct fa_config {
   int32_t o_dtype;
   /* With a k_dtype or v_dtype of FA_U4X2: columns of a row that share a scale and an offset, 32, 64 or 128. 0: 32. The
    * scales are of `dtype` then, [b, h_kv, s_kv, 2 * d / group_size], a scale and an offset of each group in turn. A
-   * code stands for scale * code + offset, rounded to `dtype`. */
+   * code stands for scale * code + offset, which may be rounded to `dtype`. */
   int32_t group_size;
   /* With a dtype of FA_E4M3, FA_E5M2 or FA_I8: each key has a scale for its row of K (key_scales), and for that of V
    * (value_scales). fa_forward_inputs.k_scale and v_scale hold them. */

@@ -38,10 +38,6 @@ constexpr int kOverheadCached4Bit = 14;
 constexpr int kOverheadCachedBoth4Bit = 8;
 constexpr int kOverheadCached4BitAmpere = 21;
 constexpr int kOverheadCachedBytesAmpere = 20;  // of K of 8 bits, whose conversions are of integers there
-// Of warps that split a cache of 4 bits, up to a head dim of 128, with Q in shared memory: for three blocks of four
-// warps. What ptxas spills then is outside the loop.
-constexpr int kRegistersInPlace = 168;
-constexpr int kHarmlessSpillInPlace = 16;
 constexpr int kOverhead32Bit = 60;
 constexpr int kOverhead32BitPerMTile = 49;
 // Below this nothing of the main loop's own state fits: an override may go here, the planner does not.
@@ -110,7 +106,7 @@ constexpr TileFamily k16BitFewRows[] = {{16, 4, 2, true, 1, {64, 64, 64, 64, 64}
                                         {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 // Of 4-bit K and V without pages: what a step takes besides its products counts half as much. 5 to 20 % of a decode up
 // to a head dim of 128 (docs/experiments.md).
-constexpr TileFamily k16BitFewRows4Bits[] = {{16, 4, 2, false, 1, {128, 128, 128, 128, 128}, 1, true},
+constexpr TileFamily k16BitFewRows4Bits[] = {{16, 4, 2, true, 1, {128, 128, 128, 128, 128}, 1, true},
                                              {16, 4, 2, true, 1, {64, 64, 64, 64, 64}, 1, true},
                                              {64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
                                              {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
@@ -329,13 +325,6 @@ bool has_widest_half_values(const KernelSpec& spec) {
   return splits_stored_cache(spec) && has_half_products(spec) && spec.d_v > kMostHalfDim;
 }
 
-/// Whether codes of 4 bits are multiplied where they stand, and leave registers for three blocks.
-bool fits_three_in_place(const KernelSpec& spec) {
-  const Sm80Forward& own = spec.as<Sm80Forward>();
-  return own.split_warps && is_u4(own.k_storage) && is_u4(own.v_storage) && spec.tile_m == 16 && !own.q_in_registers &&
-         std::max(spec.d_qk, spec.d_v) <= 128 && spec.arch.major >= 8;
-}
-
 /// What such a cache takes besides.
 int cached_overhead(const KernelSpec& spec) {
   const Sm80Forward& own = spec.as<Sm80Forward>();
@@ -361,7 +350,6 @@ int comfortable_registers(const KernelSpec& spec) {
   const int dropout = spec.dropout && spec.dtype != DType::f32 ? kOverheadDropout16Bit : 0;
   const int stored = spec.as<Sm80Forward>().stored() ? kOverheadStored : 0;
   if (has_widest_half_values(spec)) return kRegistersPerThread;
-  if (fits_three_in_place(spec)) return kRegistersInPlace;
   return sm80_forward_registers(spec) + overhead + dropout + stored + cached_overhead(spec) +
          (spec.aligned ? 0 : kOverheadUnaligned);
 }
@@ -494,7 +482,7 @@ int sm80_forward_resident_blocks(const KernelSpec& spec) {
 }
 
 int sm80_forward_harmless_spill(const KernelSpec& spec) {
-  return has_widest_half_values(spec) ? kHarmlessSpill : fits_three_in_place(spec) ? kHarmlessSpillInPlace : 0;
+  return has_widest_half_values(spec) ? kHarmlessSpill : 0;
 }
 
 std::string sm80_forward_refusal(const KernelSpec& spec) {
@@ -638,8 +626,7 @@ std::vector<KernelSpec> fitting_specs(const Problem& problem, const Fixed& fixed
     spec.min_blocks = resident_blocks(spec);
     if (!fixed.has("warps_n") && costs_second_block(spec)) return;
     // Where that spills, a block less is better than a tile whose rows are mostly not there.
-    const bool may_leave_one = splits_stored_cache(spec) || fits_three_in_place(spec);
-    const int fewest = may_leave_one ? std::max(spec.min_blocks - 1, 1) : spec.min_blocks;
+    const int fewest = splits_stored_cache(spec) ? std::max(spec.min_blocks - 1, 1) : spec.min_blocks;
     for (; spec.min_blocks >= fewest; --spec.min_blocks) {
       if (std::ranges::find(specs, spec) == specs.end() && specs.size() < kMaxSpecs) specs.push_back(spec);
     }

@@ -22,7 +22,7 @@ int sm80_forward_registers(const KernelSpec& spec);
 int sm80_forward_resident_blocks(const KernelSpec& spec);
 
 /// Kernel::harmless_spill: of warps that split a cache of 8 bits, whose wide O leaves no room for what parts are found
-/// by; or one of 4 bits, three blocks of which share a multiprocessor.
+/// by.
 int sm80_forward_harmless_spill(const KernelSpec& spec);
 
 /// Why the kernel cannot be built for its architecture, with the limit that it breaks; empty when it can.

@@ -9,7 +9,7 @@
 namespace fa::kernel {
 
 /// Two codes from 0 to 15. A row's groups of kGroupColumns columns have a scale and an offset each, of the queries'
-/// type T. A code stands for the number of T that is nearest to scale * code + offset.
+/// type T. A code stands for scale * code + offset, or for the number of T that is nearest to that.
 ///
 /// Eight columns are a word whose lower half has the even ones in order, from the lowest bits on, and whose upper half
 /// has the odd ones. So a mask finds two columns side by side in the halves of a register, as an mma takes them; and
