@@ -99,8 +99,8 @@ struct ForwardTraits {
   using ValueProduct = typename Either<kernel::f16, kernel::bf16, kHalfValues>::type;  // of 8-bit V
   static constexpr bool kU4Keys = kernel::kIsU4<KElement>;
   static constexpr bool kU4Values = kernel::kIsU4<VElement>;
-  static constexpr bool kKeysInPlace = kSplitWarps && kU4Keys && kCodesInPlace;
-  static constexpr bool kValuesInPlace = kSplitWarps && kU4Values && kCodesInPlace;
+  static constexpr bool kKeysInPlace = kSplitWarps && kMTiles == 1 && kU4Keys && kCodesInPlace;
+  static constexpr bool kValuesInPlace = kSplitWarps && kMTiles == 1 && kU4Values && kCodesInPlace;
   static constexpr int kSumTiles = kOTiles + (kValuesInPlace ? 1 : 0);  // and what offsets of V add to O
   using KeyProduct = typename Either<kernel::f16, T, kHalfKeys || kKeysInPlace>::type;
   static constexpr bool kHalfQueries = kKeysInPlace || (kHalfKeys && !kernel::is_half(T{}));  // Q becomes f16
@@ -184,7 +184,7 @@ struct ForwardTraits {
   using OWarpTile = SharedTile<T, kWarpRows, kHeadDimV>;
   using QueryRows = HalfRows<T, QWarpTile, kHeadDimQk, kKeysInPlace>;
   struct Nothing {};
-  using QuerySums = typename Either<GroupSums<T, KElement, kHeadDimQk, kMTiles>, Nothing, kKeysInPlace>::type;
+  using QuerySums = typename Either<GroupSums<T, KElement, kHeadDimQk>, Nothing, kKeysInPlace>::type;
   using ValueLift = typename Either<ScaleLift<T, VElement, kHeadDimV>, Nothing, kValuesInPlace>::type;
   using QCopy = TileCopy<QWarpTile, T, kWarpRows, kWarpsN * kWarpSize, Config::kAligned>;
   using Latent = LatentTile<T, KTile, kTileN, kThreads>;

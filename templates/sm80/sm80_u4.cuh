@@ -99,7 +99,7 @@ struct U4Keys {
       codes_of(pairs, word);
       if (32 * chunk % Stored::kGroup == 0) {
         FA_UNROLL
-        for (int m = 0; m < kMTiles; ++m) part[m][n][0] = part[m][n][1] = part[m][n][2] = part[m][n][3] = 0.f;
+        for (int e = 0; e < 4; ++e) part[0][n][e] = 0.f;
       }
     } else {
       const uint32_t of_key = ptx::ld_shared_b32(scale);
@@ -114,29 +114,20 @@ struct U4Keys {
     uint32_t of_keys[2];
     ptx::ld_shared_b64(of_keys[0], of_keys[1], scale);
     FA_UNROLL
-    for (int m = 0; m < kMTiles; ++m) {
-      FA_UNROLL
-      for (int e = 0; e < 4; ++e) s[m][n][e] = ptx::fma(part[m][n][e], scale_of<T>(of_keys[e % 2]), s[m][n][e]);
-    }
+    for (int e = 0; e < 4; ++e) s[0][n][e] = ptx::fma(part[0][n][e], scale_of<T>(of_keys[e % 2]), s[0][n][e]);
   }
 };
 
-/// Multiplies the first kFirst n tiles.
-template <int kFirst, int kMTiles, int kNTiles>
-FA_DEVICE void multiply_tiles(Fragment<kMTiles, kNTiles>& s, float factor) {
+/// Multiplies the first kFirst n tiles of one m tile.
+template <int kFirst, int kNTiles>
+FA_DEVICE void multiply_tiles(Fragment<1, kNTiles>& s, float factor) {
   FA_UNROLL
-  for (int m = 0; m < kMTiles; ++m) {
-    FA_UNROLL
-    for (int n = 0; n < kFirst; ++n) {
-      FA_UNROLL
-      for (int e = 0; e < 4; ++e) s[m][n][e] *= factor;
-    }
-  }
+  for (int i = 0; i < 4 * kFirst; ++i) s[0][i / 4][i % 4] *= factor;
 }
 
 /// Sums of rows of Q over groups of columns, which multiply the offsets of K in place. One is two numbers of T, and an
 /// A operand has those of four groups where words of K's scales, as they are, have offsets.
-template <class T, class Stored, int kHeadDim, int kMTiles>
+template <class T, class Stored, int kHeadDim>
 struct GroupSums {
   static constexpr int kGroup = Stored::kGroup;
   static constexpr int kGroups = kHeadDim / kGroup;
@@ -144,50 +135,45 @@ struct GroupSums {
   // Of S with codes in place. In f16 the sums are greater, lest they lose digits.
   static constexpr float kFactor = is_half(T{}) ? 0x1p-12f : 0x1p-24f;
 
-  uint32_t a[kSteps][kMTiles][4];
+  uint32_t a[kSteps][4];
 
   /// `load_a(a, m, k)` gives Q's fragment, whose second half is divided by 16.
   template <class LoadA>
   FA_DEVICE void find(int lane, LoadA load_a) {
+    float own[kSteps][2] = {};
     FA_UNROLL
-    for (int m = 0; m < kMTiles; ++m) {
+    for (int group = 0; group < kGroups; ++group) {
+      float sum[4] = {};
       FA_UNROLL
-      for (int step = 0; step < kSteps; ++step) {
-        float own[2] = {};
-        FA_UNROLL
-        for (int i = 0; i < 4 && 4 * step + i < kGroups; ++i) {
-          float sum[4] = {};
-          FA_UNROLL
-          for (int k = 0; k < kGroup / 16; ++k) {
-            uint32_t q[4];
-            load_a(q, m, (4 * step + i) * (kGroup / 16) + k);
-            ptx::mma_m16n8k16<f16>(sum, q, 0x3c003c00u, 0x4c004c00u);  // 1 and 16
-          }
-          FA_UNROLL
-          for (int r = 0; r < 2; ++r) own[r] = lane % 4 == i ? kFactor * sum[2 * r] : own[r];
-        }
-        FA_UNROLL
-        for (int r = 0; r < 2; ++r) {
-          const T first = ptx::convert<T>(own[r]);
-          a[step][m][r] = static_cast<uint32_t>(first.bits) << 16;
-          const T rest = ptx::convert<T>(own[r] - ptx::convert_to_float(first));
-          a[step][m][2 + r] = static_cast<uint32_t>(rest.bits) << 16;
-        }
+      for (int k = 0; k < kGroup / 16; ++k) {
+        uint32_t q[4];
+        load_a(q, 0, group * (kGroup / 16) + k);
+        ptx::mma_m16n8k16<f16>(sum, q, 0x3c003c00u, 0x4c004c00u);  // 1 and 16
       }
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        if (lane % 4 == group % 4) own[group / 4][r] = kFactor * sum[2 * r];
+      }
+    }
+    FA_UNROLL
+    for (int i = 0; i < 2 * kSteps; ++i) {
+      const float x = own[i / 2][i % 2];
+      const T first = ptx::convert<T>(x);
+      a[i / 2][i % 2] = static_cast<uint32_t>(first.bits) << 16;
+      a[i / 2][i % 2 + 2] = static_cast<uint32_t>(ptx::convert<T>(x - ptx::convert_to_float(first)).bits) << 16;
     }
   }
 
   /// What offsets make of S. `scales` are those of the first key.
   template <int kPitch, int kNTiles>
-  FA_DEVICE void multiply(Fragment<kMTiles, kNTiles>& s, uint32_t scales, int lane) const {
+  FA_DEVICE void multiply(Fragment<1, kNTiles>& s, uint32_t scales, int lane) const {
     FA_UNROLL
     for (int step = 0; step < kSteps; ++step) {
       const int group = 4 * step + lane % 4 < kGroups ? 4 * step + lane % 4 : kGroups - 1;
       FA_UNROLL
       for (int n = 0; n < kNTiles; ++n) {
         const uint32_t word = ptx::ld_shared_b32(scales + (group * kPitch + 8 * n + lane / 4) * 4);
-        FA_UNROLL
-        for (int m = 0; m < kMTiles; ++m) ptx::mma_m16n8k16<T>(s[m][n], a[step][m], word, word);
+        ptx::mma_m16n8k16<T>(s[0][n], a[step], word, word);
       }
     }
     if constexpr (is_half(T{})) multiply_tiles<kNTiles>(s, 0x1p-12f);
@@ -276,38 +262,33 @@ struct U4Values {
   static FA_DEVICE constexpr int group_of(int chunk) { return 32 * chunk / Stored::kGroup; }
 
   /// `scales` are those that a lane has of the first keys, of the group of its column.
-  template <int kTile, int kMTiles, int kNTiles, int kOTiles>
-  static FA_DEVICE void add_offsets(Fragment<kMTiles, kOTiles>& o, const Fragment<kMTiles, kNTiles>& p,
-                                    uint32_t scales) {
+  template <int kTile, int kNTiles, int kOTiles>
+  static FA_DEVICE void add_offsets(Fragment<1, kOTiles>& o, const Fragment<1, kNTiles>& p, uint32_t scales) {
     FA_UNROLL
     for (int n = 0; n < kNTiles; ++n) {
       uint32_t first, second;
       ptx::ld_shared_b64(first, second, scales + 8 * n * kWord);
-      const uint32_t offsets[2] = {ptx::bits(offset_of<T>(first)), ptx::bits(offset_of<T>(second))};
+      // Rounded to nearest, half a unit of what TF32 keeps being added. Its depths t and t + 4 are keys 2t, 2t + 1.
+      uint32_t a[4];
       FA_UNROLL
-      for (int m = 0; m < kMTiles; ++m) {
-        // Rounded to nearest, half a unit of what TF32 keeps being added. Its depths t and t + 4 are keys 2t, 2t + 1.
-        const uint32_t a[4] = {ptx::bits(p[m][n][0]) + 0x1000u, ptx::bits(p[m][n][2]) + 0x1000u,
-                               ptx::bits(p[m][n][1]) + 0x1000u, ptx::bits(p[m][n][3]) + 0x1000u};
-        ptx::mma_m16n8k8_tf32(o[m][kTile], a, offsets[0], offsets[1]);
-      }
+      for (int i = 0; i < 4; ++i) a[i] = ptx::bits(p[0][n][i % 2 * 2 + i / 2]) + 0x1000u;
+      ptx::mma_m16n8k8_tf32(o[0][kTile], a, ptx::bits(offset_of<T>(first)), ptx::bits(offset_of<T>(second)));
     }
   }
 
   /// The A operand of depth step `k`: P times the scales of a group, times `factor`.
-  template <int kMTiles, int kNTiles>
-  static FA_DEVICE void scaled_step(uint32_t (&a)[kMTiles][4], const Fragment<kMTiles, kNTiles>& p, int k,
-                                    uint32_t scales, float factor) {
+  template <int kNTiles>
+  static FA_DEVICE void scaled_step(uint32_t (&a)[1][4], const Fragment<1, kNTiles>& p, int k, uint32_t scales,
+                                    float factor) {
     FA_UNROLL
     for (int half = 0; half < 2; ++half) {
       uint32_t first, second;
       ptx::ld_shared_b64(first, second, scales + 8 * half * kWord);
       const float even = factor * scale_of<T>(first), odd = factor * scale_of<T>(second);
       FA_UNROLL
-      for (int m = 0; m < kMTiles; ++m) {
-        const float(&c)[4] = p[m][2 * k + half];
-        a[m][2 * half] = ptx::convert_pair<f16>(c[0] * even, c[1] * odd);
-        a[m][2 * half + 1] = ptx::convert_pair<f16>(c[2] * even, c[3] * odd);
+      for (int r = 0; r < 2; ++r) {
+        const float* const c = p[0][2 * k + half] + 2 * r;
+        a[0][2 * half + r] = ptx::convert_pair<f16>(c[0] * even, c[1] * odd);
       }
     }
   }
@@ -336,8 +317,8 @@ struct ScaleLift {
   uint32_t greatest = 0;  // that the factor is for, as bits of T
 
   /// The factor for the scales of a warp's `kKeys` keys, from `scales` on.
-  template <int kKeys, int kPitch, int kMTiles, int kOTiles>
-  FA_DEVICE float apply(Fragment<kMTiles, kOTiles>& o, uint32_t scales, int lane) {
+  template <int kKeys, int kPitch, int kOTiles>
+  FA_DEVICE float apply(Fragment<1, kOTiles>& o, uint32_t scales, int lane) {
     uint32_t most = 0;
     FA_UNROLL
     for (int i = 0; i < ceil_div(kKeys * kGroups, kWarpSize); ++i) {
@@ -365,20 +346,14 @@ struct ScaleLift {
   }
 
   /// Makes O what it stands for, and adds what offsets have made of it.
-  template <int kMTiles, int kOTiles>
-  FA_DEVICE void undo(Fragment<kMTiles, kOTiles>& o) const {
+  template <int kOTiles>
+  FA_DEVICE void undo(Fragment<1, kOTiles>& o) const {
     multiply_tiles<kOTiles - 1>(o, power_of_two(-exponent_of(factor)));
     FA_UNROLL
-    for (int m = 0; m < kMTiles; ++m) {
-      FA_UNROLL
-      for (int n = 0; n + 1 < kOTiles; ++n) {
-        const int group = 8 * n / kGroup;
-        FA_UNROLL
-        for (int e = 0; e < 4; ++e) {
-          const float of_offsets = ptx::shfl_quad(o[m][kOTiles - 1][e / 2 * 2 + group % 2], group / 2);
-          o[m][n][e] = o[m][n][e] * (n % 2 == 0 ? 0x1p24f : 0x1p20f) + of_offsets;
-        }
-      }
+    for (int i = 0; i < 4 * (kOTiles - 1); ++i) {
+      const int n = i / 4, r = i % 4 / 2, group = 8 * n / kGroup;
+      const float of_offsets = ptx::shfl_quad(o[0][kOTiles - 1][2 * r + group % 2], group / 2);
+      o[0][n][i % 4] = o[0][n][i % 4] * (n % 2 == 0 ? 0x1p24f : 0x1p20f) + of_offsets;
     }
   }
 };

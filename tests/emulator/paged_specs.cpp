@@ -118,7 +118,7 @@ constexpr Shape kShapes[] = {
     {3, DType::f16, 64, 32, 32, 2, 32, 2, kPacked | kCausal | kUnaligned | kTwoBodies, "window_sink", 0, 64, 1},
     {64, DType::f16, 48, 64, 16, 4, 64, 2, kCausal | kPackGqa | kOwnParts | kSplitWarps, "", 0, 2, 64},
     {8, DType::f16, 96, 160, 16, 4, 64, 2, kCausal | kPackGqa | kScheduled | kSplitWarps, "window_sink", 0, 32, 32},
-    {16, DType::bf16, 256, 64, 32, 2, 64, 2, kPacked | kCausal | kQInRegisters | kSplitWarps, "", 0, 32, 1},
+    {16, DType::bf16, 256, 64, 16, 2, 64, 2, kPacked | kCausal | kQInRegisters | kSplitWarps, "", 0, 32, 1},
     {1, DType::bf16, 32, 32, 32, 1, 32, 1, kPackGqa | kScheduled, "", 0, 32, 0},
     {16, DType::bf16, 64, 64, 16, 4, 64, 3, kCausal | kPackGqa | kOwnParts | kSplitWarps},
     {8, DType::f16, 40, 64, 32, 2, 16, 1, kPacked | kCausal | kPackGqa | kOwnParts},
