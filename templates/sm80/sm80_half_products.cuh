@@ -65,7 +65,7 @@ struct HalfRows {
                          ptx::convert_pair<f16>(low[i] * factor, high[i] * factor));
     }
     const uint32_t inverse = 254 - power + kLog;
-    if (lane == 0) ptx::st_shared_b32(tile + Tile::offset(row, kColumns), (inverse < 254 ? inverse : 254) << 23);
+    if (lane == 0) ptx::st_shared_b32(tile + Tile::offset(row, kColumns), (inverse < 255 ? inverse : 255) << 23);
   }
 
   /// Divides the rows of S by their powers.
