@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_SM90_SM90_WIDE_EPILOGUE_CUH_
 
 #include <common/log_sum.cuh>
+#include <common/partial_merge.cuh>
 #include <common/transpose.cuh>
 #include <common/variant.cuh>
 #include <ptx/math.cuh>
@@ -29,6 +30,14 @@ struct WideEpilogue : WideBlock<Config> {
   using Traits::kTileM, Traits::kHeadDimV, Traits::kVarlen, Traits::kScheduled, Traits::kHalfColumns, Traits::kLayout,
       Traits::kConsumers, Base::params, Base::shared, Base::softmax_scale_log2, Base::lengths_of, Base::row_count;
 
+  // Rows of a partial result that the kernel itself merges keep the columns of a lane together, in chunks of 16 bytes.
+  static constexpr int kChunkColumns = 16;  // of a quad
+  static constexpr bool kInChunks = kScheduled && kHeadDimV == 2 * kHalfColumns;
+
+  struct alignas(8) Pair {
+    float first, second;
+  };
+
   FA_DEVICE explicit WideEpilogue(const Base& base) : Base(base) {}
 
   FA_DEVICE void run(O& o, Softmax& softmax, const Query& query, const Piece& piece, int half, int warp_row,
@@ -37,7 +46,11 @@ struct WideEpilogue : WideBlock<Config> {
     if constexpr (kScheduled) {
       if (!piece.is_whole()) {
         store_partial(o, softmax, query, half, warp_row, lane);
-        merge_piece(*this, query, piece, shared + kLayout.arrived);
+        if constexpr (kInChunks) {
+          merge_chunks(o, query, piece, half, warp_row, lane);
+        } else {
+          merge_piece(*this, query, piece, shared + kLayout.arrived);
+        }
         return;
       }
     }
@@ -69,9 +82,7 @@ struct WideEpilogue : WideBlock<Config> {
         lse = kernel::log_add(keys, kernel::sink_of(params.variant, rows.query_head(row)));
         factors[r] *= kernel::weight_of(keys, lse);
       }
-      if (params.lse == nullptr || half != 0 || lane % 4 != 0 || row >= row_count(query)) continue;
-      ptx::st_global(params.lse + offset_of(query, row, params.stride_lse_b, params.stride_lse_h, params.stride_lse_s),
-                     lse);
+      if (half == 0 && lane % 4 == 0 && row < row_count(query)) store_lse(query, row, lse);
     }
     multiply(o, factors);
     store_rows(o, query, first, half, lane);
@@ -126,16 +137,114 @@ struct WideEpilogue : WideBlock<Config> {
       if (row >= row_count(query)) continue;
       const float factor = softmax.inverse_sum(r);
       const int64_t to = partial_row(query, row);
-      const int first = half * kHalfColumns + 2 * (lane % 4);
-      float* const target = params.partial_o + to * kHeadDimV + first;
-      FA_UNROLL
-      for (int j = 0; j < kHalfColumns / 8; ++j) {
-        if (kHeadDimV < 2 * kHalfColumns && first + 8 * j >= kHeadDimV) continue;
-        ptx::st_global(target + 8 * j, o[4 * j + 2 * r] * factor);
-        ptx::st_global(target + 8 * j + 1, o[4 * j + 2 * r + 1] * factor);
+      if constexpr (kInChunks) {
+        float* const target = chunks_of(to, half, lane);
+        FA_UNROLL
+        for (int j = 0; j < kHalfColumns / 8; j += 2) {
+          ptx::st_global_chunk(target + 8 * j,
+                               {{ptx::bits(o[4 * j + 2 * r] * factor), ptx::bits(o[4 * j + 2 * r + 1] * factor),
+                                 ptx::bits(o[4 * j + 4 + 2 * r] * factor), ptx::bits(o[4 * j + 5 + 2 * r] * factor)}});
+        }
+      } else {
+        const int first = half * kHalfColumns + 2 * (lane % 4);
+        Pair* const target = reinterpret_cast<Pair*>(params.partial_o + to * kHeadDimV + first);
+        FA_UNROLL
+        for (int j = 0; j < kHalfColumns / 8; ++j) {
+          if (kHeadDimV < 2 * kHalfColumns && first + 8 * j >= kHeadDimV) continue;
+          ptx::st_global(target + 4 * j, Pair{o[4 * j + 2 * r] * factor, o[4 * j + 2 * r + 1] * factor});
+        }
       }
       if (lane % 4 == 0 && half == 0)
         softmax.template log_sum<kernel::SplitSum>(r, softmax_scale_log2()).store(params.partial_lse, to);
+    }
+  }
+
+  /// A lane's first chunk of a row of a partial result; the next ones are kChunkColumns apart.
+  FA_DEVICE float* chunks_of(int64_t row, int half, int lane) const {
+    return params.partial_o + row * kHeadDimV + half * kHalfColumns + 4 * (lane % 4);
+  }
+
+  /// The block that leaves a query tile's last partial result adds all of them up, in their order: each thread what it
+  /// has of a query tile. As merge_splits, which has a warp for a row.
+  FA_DEVICE void merge_chunks(O& o, const Query& query, const Piece& piece, int half, int warp_row, int lane) const {
+    constexpr int kMerging = kConsumers * kWarpgroup;
+    if (!is_last_to_finish<kMerging>(params, piece, counter_of(piece), shared + kLayout.arrived)) return;
+    const int first = query.tile.m_block * kTileM + warp_row + lane / 4;
+    if (first - lane / 4 >= row_count(query)) return;
+    const int parts = piece.last_part - piece.first_part + 1;
+    const auto place_of = [&](int i, int r) {
+      return partial_row_at(query, piece.place_of(piece.first_part + i), row_to_read(query, first + 8 * r));
+    };
+    kernel::PartialMerge<kHeadDimV, 1> rows[2];  // without their columns
+    FA_UNROLL_BY(2)
+    for (int i = 0; i < parts; ++i) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) rows[r].join(kernel::SplitSum::load(params.partial_lse, place_of(i, r)));
+    }
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      if constexpr (Variant::kSink) rows[r].join(sink_of_row(query, first + 8 * r));
+      rows[r].begin();
+    }
+    FA_UNROLL
+    for (float& x : o) x = 0.f;
+    FA_UNROLL_BY(1)
+    for (int i = 0; i < parts; ++i) {
+      const int64_t places[2] = {place_of(i, 0), place_of(i, 1)};
+      float weights[2];
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        weights[r] = rows[r].weight_of(kernel::SplitSum::load(params.partial_lse, places[r]));
+        rows[r].total.sum += weights[r];
+      }
+      const float* const sources[2] = {chunks_of(places[0], half, lane), chunks_of(places[1], half, lane)};
+      FA_UNROLL
+      for (int j = 0; j < kHalfColumns / kChunkColumns; j += kAhead) add_chunks(o, sources, weights, j);
+    }
+    float factors[2];
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = first + 8 * r;
+      if constexpr (Variant::kSink) rows[r].total.sum += rows[r].weight_of(sink_of_row(query, row));
+      factors[r] = rows[r].inverse_sum();
+      if (half == 0 && lane % 4 == 0 && row < row_count(query)) store_lse(query, row, rows[r].total.value());
+    }
+    multiply(o, factors);
+    store_rows(o, query, first, half, lane);
+  }
+
+  FA_DEVICE void store_lse(const Query& query, int row, float lse) const {
+    if (params.lse == nullptr) return;
+    ptx::st_global(params.lse + offset_of(query, row, params.stride_lse_b, params.stride_lse_h, params.stride_lse_s),
+                   lse);
+  }
+
+  /// A row of the query tile that there is.
+  FA_DEVICE int row_to_read(const Query& query, int row) const {
+    return row < row_count(query) ? row : query.tile.m_block * kTileM;
+  }
+
+  FA_DEVICE kernel::SplitSum sink_of_row(const Query& query, int row) const {
+    const Rows rows{params.group, query.tile.head};
+    return kernel::SplitSum::of_term(kernel::sink_of(params.variant, rows.query_head(row_to_read(query, row))));
+  }
+
+  static constexpr int kAhead = 4;  // chunks of each row whose loads are in flight
+
+  FA_DEVICE static void add_chunks(O& o, const float* const (&sources)[2], const float (&weights)[2], int first) {
+    kernel::Chunk chunks[2][kAhead];
+    FA_UNROLL
+    for (int i = 0; i < 2 * kAhead; ++i) {
+      chunks[i % 2][i / 2] = ptx::ld_global_chunk(sources[i % 2] + kChunkColumns * (first + i / 2));
+    }
+    FA_UNROLL
+    for (int i = 0; i < 2 * kAhead; ++i) {
+      const int r = i % 2;
+      FA_UNROLL
+      for (int word = 0; word < 4; ++word) {
+        float& sum = o[8 * (first + i / 2) + 4 * (word / 2) + 2 * r + word % 2];
+        sum += weights[r] * ptx::from_bits(chunks[r][i / 2].word[word]);
+      }
     }
   }
 };

@@ -48,7 +48,7 @@ struct WideForward : WideBlock<Config> {
       Traits::kProducerRegisters, Traits::kConsumerRegisters, Base::params, Base::q_shared, Base::k_shared,
       Base::half_shared, Base::landed, Base::parity_of, Base::emptied, Base::query_landed, Base::query_read, Base::sent,
       Base::exchanged, Base::init_barriers, Base::release, Base::work_shared, Base::read_work, Base::tiles_of,
-      Base::softmax_scale_log2, Base::scale_sign, Base::lengths_of, Base::described;
+      Base::softmax_scale_log2, Base::scale_sign, Base::lengths_of, Base::described, Traits::kOutputParts;
 
   using Base::Base;
 
@@ -139,7 +139,7 @@ struct WideForward : WideBlock<Config> {
         P other;
         receive<kHalf>(at, other);
         issue_output<kHalf>(at, other, i - 1);
-        await_scores<kHalf, 1>(s, i, at.lane);
+        await_scores<kHalf, kOutputParts>(s, i, at.lane);
         const bool rises = make_probabilities<kHalf>(at, s, own);
         await_output<kHalf>(at, i - 1);
         if (rises) multiply(at.o, at.softmax.factor);
@@ -164,9 +164,16 @@ struct WideForward : WideBlock<Config> {
   /// O of KV tile number i is complete, and its half of V is read.
   template <int kHalf>
   FA_DEVICE void await_output(Stream& at, int i) const {
-    ptx::wgmma_wait<0>();
+    await_parts<kHalf, 0>(i, at.lane);
     ptx::wgmma_tie(at.o);
-    Base::release_unit(emptied(stage_of(i), (kValueInKey ? 1 : 2) + kHalf), at.lane);
+  }
+
+  /// Parts of O from kPart on are complete; the slabs of V of each are released as soon as it is.
+  template <int kHalf, int kPart>
+  FA_DEVICE void await_parts(int i, int lane) const {
+    ptx::wgmma_wait<kOutputParts - 1 - kPart>();
+    Base::release_unit(emptied(stage_of(i), (kValueInKey ? 1 : 2) + kOutputParts * kHalf + kPart), lane);
+    if constexpr (kPart + 1 < kOutputParts) await_parts<kHalf, kPart + 1>(i, lane);
   }
 
   /// Scores of KV tile number i are complete; `kBehind` groups of products may still run.
@@ -187,25 +194,27 @@ struct WideForward : WideBlock<Config> {
   FA_DEVICE void issue_scores(S& s, int i) const {
     ptx::wgmma_tie(s);
     if constexpr (kFirstSlabs > 0) {
-      issue_slabs<kFirstSlab, kFirstSlabs>(s, i, false);
+      issue_slabs<0, kFirstSlabs>(s, i);
       ptx::wgmma_commit();
     }
-    issue_slabs<kValueInKey ? 0 : kFirstSlabs, kKSlabs - kFirstSlabs>(s, i, kFirstSlabs > 0);
+    issue_slabs<kFirstSlabs, kKSlabs>(s, i);
     ptx::wgmma_commit();
   }
 
-  template <int kFrom, int kSlabs>
-  FA_DEVICE void issue_slabs(S& s, int i, bool accumulate) const {
+  /// Of slabs number kFrom to before kTo, in the order in which scores are made of them.
+  template <int kFrom, int kTo>
+  FA_DEVICE void issue_slabs(S& s, int i) const {
     constexpr int kSteps = ceil_div(kHeadDimQk, 16);
     const uint32_t tile = described(k_shared(stage_of(i)));
     FA_UNROLL
-    for (int slab = kFrom; slab < kFrom + kSlabs; ++slab) {
+    for (int number = kFrom; number < kTo; ++number) {
+      const int slab = Traits::slab_of(number);
       ptx::mbarrier_wait(landed(i, slab), parity_of(i));
       ptx::wgmma_fence();  // behind every branch
       FA_UNROLL
       for (int step = 4 * slab; step < 4 * slab + 4 && step < kSteps; ++step) {
         SGemm::template shared<false>(s, QTile::k_major(described(q_shared(0)), 0, step), KTile::k_major(tile, 0, step),
-                                      accumulate || step != 4 * kFrom);
+                                      number > 0 || step != 4 * slab);
       }
     }
   }
@@ -213,23 +222,27 @@ struct WideForward : WideBlock<Config> {
   /// Starts O += P V, [64, kHalfColumns], of KV tile number i.
   template <int kHalf>
   FA_DEVICE void issue_output(Stream& at, const P& pairs, int i) const {
-    const int stage = stage_of(i);
-    if constexpr (kValueInKey) {
-      FA_UNROLL
-      for (int slab = 0; slab < kHalfSlabs; ++slab) {
-        ptx::mbarrier_wait(landed(i, kHalf * kHalfSlabs + slab), parity_of(i));
-      }
-    } else {
-      ptx::mbarrier_wait(landed(i, kKSlabs + kHalf), parity_of(i));
-    }
+    constexpr int kSlabs = Traits::kPartSlabs;
     ptx::wgmma_tie(at.o);
-    ptx::wgmma_fence();
     FA_UNROLL
-    for (int step = 0; step < kPSteps; ++step) {
-      OGemm::template registers<true>(at.o, pairs[step], VHalf::mn_major(described(half_shared(stage, kHalf)), step),
-                                      true);
+    for (int part = 0; part < kOutputParts; ++part) {
+      if constexpr (kValueInKey) {
+        FA_UNROLL
+        for (int slab = part * kSlabs; slab < (part + 1) * kSlabs; ++slab) {
+          ptx::mbarrier_wait(landed(i, kHalf * kHalfSlabs + slab), parity_of(i));
+        }
+      } else {
+        ptx::mbarrier_wait(landed(i, kKSlabs + kHalf), parity_of(i));
+      }
+      ptx::wgmma_fence();
+      const uint32_t tile = half_shared(stage_of(i), kHalf) + part * kSlabs * KTile::kSlabBytes;
+      FA_UNROLL
+      for (int step = 0; step < kPSteps; ++step) {
+        OGemm::template registers<true>(Traits::part_of(at.o, part), pairs[step],
+                                        VHalf::mn_major(described(tile), step), true);
+      }
+      ptx::wgmma_commit();
     }
-    ptx::wgmma_commit();
   }
 
   /// Scores become P, which the other consumer gets too. True when O must be multiplied by the softmax's factors.

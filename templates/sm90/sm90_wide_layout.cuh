@@ -22,7 +22,9 @@ struct WideShape {
   FA_HOST_DEVICE constexpr int threads() const { return 3 * kWarpgroup; }
 
   /// Parts of a stage that are loaded, and released, each by itself.
-  FA_HOST_DEVICE constexpr int units() const { return value_in_key ? 3 : 4; }
+  FA_HOST_DEVICE constexpr int units() const { return value_in_key ? 1 + 2 * output_parts() : 4; }
+  /// Of a half of V in K: parts that are multiplied, and released, one after the other.
+  FA_HOST_DEVICE constexpr int output_parts() const { return value_in_key && half_slabs() % 2 == 0 ? 2 : 1; }
   /// Barriers that say what of a KV tile has landed: one a slab of K, one a half of V. There are two sets of them, for
   /// every second tile each, whatever buffers these have: who waits for one has seen all that was there before.
   FA_HOST_DEVICE constexpr int landed() const { return k_slabs() + (value_in_key ? 0 : 2); }

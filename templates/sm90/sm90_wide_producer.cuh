@@ -50,16 +50,24 @@ struct WideProducer : WideBlock<Config> {
     if (warp == 0) {
       if constexpr (kFirstSlabs > 0) load_keys<kFirstSlab, kFirstSlabs, 0>(i, n, query, box);
       if constexpr (kValueInKey) {
-        load_keys<0, kHalfSlabs, 1>(i, n, query, box);
+        load_half<0>(i, n, query, box);
       } else {
         load_keys<kFirstSlabs, kKSlabs - kFirstSlabs, 1>(i, n, query, box);
       }
     } else if constexpr (kValueInKey) {
-      load_keys<kHalfSlabs, kHalfSlabs, 2>(i, n, query, box);
+      load_half<1>(i, n, query, box);
     } else {
       load_values<0>(i, n, query, box);
       load_values<1>(i, n, query, box);
     }
+  }
+
+  /// The slabs of K that are a half of V, from part kPart on.
+  template <int kHalf, int kPart = 0>
+  FA_DEVICE void load_half(int i, int n, const Query& query, const PageBox& box) const {
+    constexpr int kParts = Traits::kOutputParts, kSlabs = Traits::kPartSlabs;
+    load_keys<kHalf * kHalfSlabs + kPart * kSlabs, kSlabs, 1 + kHalf * kParts + kPart>(i, n, query, box);
+    if constexpr (kPart + 1 < kParts) load_half<kHalf, kPart + 1>(i, n, query, box);
   }
 
   /// Until all have read the unit of the buffer that KV tile number i takes.

@@ -87,6 +87,11 @@ struct WideTraits {
   // other half of K.
   static constexpr int kFirstSlab = kValueInKey ? 2 * kHalfSlabs : 0;
   static constexpr int kFirstSlabs = kValueInKey ? kKSlabs - kFirstSlab : kKSlabs / 2;
+  // Of a consumer's columns of O, which are made, and whose V is released, one after the other.
+  static constexpr int kOutputParts = kShape.output_parts();
+  static constexpr int kPartSlabs = kHalfSlabs / kOutputParts;
+  /// The slab of K whose products are number `number` of the scores: with V in K first those behind it.
+  static FA_DEVICE constexpr int slab_of(int number) { return (kFirstSlab + number) % kKSlabs; }
 
   static_assert(kTileM == kWarpgroupRows && kTileN == 64, "both consumers have all rows of a query tile");
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
@@ -107,10 +112,14 @@ struct WideTraits {
   static_assert(kLayout.q_bytes == QTile::kBytes && kLayout.k_bytes == KTile::kBytes);
   static_assert(kValueInKey || kLayout.v_bytes == VTile::kBytes);
   using SGemm = ptx::Wgmma<T, kTileN>;
-  using OGemm = ptx::Wgmma<T, kHalfColumns>;
+  using OGemm = ptx::Wgmma<T, kHalfColumns / kOutputParts>;
   using S = float[kTileN / 2];
   using P = uint32_t[kPSteps][4];
   using O = float[kHalfColumns / 2];
+  using OPart = float[kHalfColumns / 2 / kOutputParts];
+  static FA_DEVICE OPart& part_of(O& o, int part) {
+    return *reinterpret_cast<OPart*>(o + part * (kHalfColumns / 2 / kOutputParts));
+  }
   using Rows = kernel::RowMap<Config::kPackGqa>;
   using Softmax = ExactSoftmax<>;
   using KeyNumbers = AffineProduct<T, kTileN>;

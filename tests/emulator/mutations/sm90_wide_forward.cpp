@@ -12,8 +12,8 @@ std::vector<Mutation> sm90_wide_forward_mutations() {
       "sm90/sm90_wide_forward.cuh",
       {
           {"wide_values_released_before_their_product",
-           "FA_DEVICE void await_output(Stream& at, int i) const { ptx::wgmma_wait<0>();",
-           "FA_DEVICE void await_output(Stream& at, int i) const {",
+           "ptx::wgmma_wait<kOutputParts - 1 - kPart>();",
+           "",
            sm90_wide_scheduled(),
            {source_overwritten, register_in_flight}},
           {"wide_columns_behind_values_released_early",
@@ -197,13 +197,20 @@ std::vector<Mutation> sm90_pieces_mutations() {
 
 std::vector<Mutation> sm90_wide_epilogue_mutations() {
   using enum FaultKind;
-  return in("sm90/sm90_wide_epilogue.cuh", {
-                                               {"wide_columns_of_the_other_half",
-                                                "const int column = half * kHalfColumns + 8 * (j + lane % 4);",
-                                                "const int column = (1 - half) * kHalfColumns + 8 * (j + lane % 4);",
-                                                sm90_wide_scheduled(),
-                                                {}},
-                                           });
+  return in("sm90/sm90_wide_epilogue.cuh",
+            {
+                {"wide_columns_of_the_other_half",
+                 "const int column = half * kHalfColumns + 8 * (j + lane % 4);",
+                 "const int column = (1 - half) * kHalfColumns + 8 * (j + lane % 4);",
+                 sm90_wide_scheduled(),
+                 {}},
+                {"wide_partial_sums_not_added", "rows[r].total.sum += weights[r];", "", sm90_wide_scheduled(), {}},
+                {"wide_partial_rows_of_the_neighbour",
+                 "row_to_read(query, first + 8 * r));",
+                 "row_to_read(query, first + r));",
+                 sm90_wide_scheduled(),
+                 {}},
+            });
 }
 
 }  // namespace emulator
