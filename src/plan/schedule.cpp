@@ -65,11 +65,19 @@ std::int64_t tiles_of(const Problem& problem, const KernelSpec& attention, const
   return end > begin ? ceil_div(end, attention.tile_n) - begin / attention.tile_n : 0;
 }
 
+/// Where a part of a tile's keys costs as much as several of them: 128 KB of partial results, and their merge.
+bool prefers_whole_items(const KernelSpec& attention) noexcept {
+  return attention.is<Sm90WideForward>();
+}
+
+int item_cost(const KernelSpec& attention) noexcept {
+  return prefers_whole_items(attention) ? kernel::kWholeItemCost : kernel::kItemCost;
+}
+
 /// Walks along the line of all heads' items to place `at`.
 kernel::PartStart start_at(const std::vector<kernel::WorkItem>& items, std::int64_t cost, std::int64_t heads,
-                           std::int64_t at, std::int64_t length) {
+                           std::int64_t at, std::int64_t length, int item_cost) {
   using kernel::kFewestTiles;
-  using kernel::kItemCost;
   kernel::PartStart start{};
   std::int64_t head = 0;
   while (head < heads && at >= (head + 1) * cost) ++head;
@@ -79,8 +87,8 @@ kernel::PartStart start_at(const std::vector<kernel::WorkItem>& items, std::int6
   const auto end_of = [&](std::size_t i) { return i + 1 < items.size() ? items[i + 1].start : cost; };
   while (at - head * cost >= end_of(item)) ++item;
   const std::int64_t item_start = head * cost + items[item].start;
-  const std::int64_t tiles = end_of(item) - items[item].start - kItemCost;
-  const std::int64_t tile = at - item_start - kItemCost;
+  const std::int64_t tiles = end_of(item) - items[item].start - item_cost;
+  const std::int64_t tile = at - item_start - item_cost;
   const bool ends = tile >= kFewestTiles && tiles - tile < kFewestTiles;
   const bool wraps = ends && item + 1 == items.size();
   const std::size_t from = wraps ? 0 : ends ? item + 1 : item;
@@ -93,8 +101,8 @@ kernel::PartStart start_at(const std::vector<kernel::WorkItem>& items, std::int6
   // Walk to both sides, part by part.
   std::int64_t first = at / length;
   std::int64_t last = first;
-  while (first * length >= item_start + kItemCost + kFewestTiles) --first;
-  while ((last + 1) * length <= item_start + kItemCost + tiles - kFewestTiles) ++last;
+  while (first * length >= item_start + item_cost + kFewestTiles) --first;
+  while ((last + 1) * length <= item_start + item_cost + tiles - kFewestTiles) ++last;
   start.first_part = static_cast<int>(first);
   start.last_part = static_cast<int>(last);
   return start;
@@ -104,7 +112,7 @@ kernel::PartStart start_at(const std::vector<kernel::WorkItem>& items, std::int6
 
 KernelSpec schedule_spec(const KernelSpec& attention) {
   KernelSpec spec;
-  spec.own = Schedule{};
+  spec.own = Schedule{.whole_items = prefers_whole_items(attention)};
   spec.arch = attention.arch;
   spec.dtype = attention.dtype;
   spec.causal = attention.causal;
@@ -177,14 +185,17 @@ HostSchedule schedule_on_host(const Problem& problem, const KernelSpec& attentio
     for (std::int64_t first = 0; first < rows; first += attention.tile_m) {
       const std::int64_t last = std::min<std::int64_t>(first + attention.tile_m, rows) - 1;
       schedule.items.push_back({static_cast<int>(i), static_cast<int>(first / attention.tile_m), cost});
-      cost += kernel::kItemCost + tiles_of(problem, attention, request, first / group, last / group);
+      cost += item_cost(attention) + tiles_of(problem, attention, request, first / group, last / group);
     }
   }
   const std::int64_t heads = heads_of(problem, attention);
-  const std::int64_t length =
-      std::max<std::int64_t>(ceil_div(cost * heads, parts), kernel::kItemCost + kernel::kFewestTiles);
+  std::int64_t length = ceil_div(cost * heads, parts);
+  if (prefers_whole_items(attention)) {
+    length = kernel::whole_length(length, cost, static_cast<std::int64_t>(schedule.items.size()), heads, parts);
+  }
+  length = std::max<std::int64_t>(length, item_cost(attention) + kernel::kFewestTiles);
   for (std::int64_t part = 0; part <= parts; ++part) {
-    schedule.starts.push_back(start_at(schedule.items, cost, heads, part * length, length));
+    schedule.starts.push_back(start_at(schedule.items, cost, heads, part * length, length, item_cost(attention)));
   }
   return schedule;
 }

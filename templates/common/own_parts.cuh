@@ -89,8 +89,8 @@ struct OwnParts {
     const int lane = lane_of(here);
     const int64_t from = shuffled(item_start, lane);
     found.item = here;
-    cut_item(found, ptx::shfl(slot.cost, lane) - kItemCost, within - from - kItemCost, found.head * cost + from,
-             length);
+    cut_item<kItemCost>(found, ptx::shfl(slot.cost, lane) - kItemCost, within - from - kItemCost,
+                        found.head * cost + from, length);
     if (found.item == items()) {
       found.item = 0;
       found.head += 1;

@@ -22,12 +22,13 @@ namespace fa::kernel {
 /// The slots of query tiles (sequences.cuh) are cut into a segment for each block, which lists the tiles that have
 /// rows, with the sum of their costs. The last block to finish sums over segments and finds where parts start.
 ///
-/// Config: kTileM, kTileN, kCausal, kPackGqa, kWarps, optionally kVarlen, kOverlaps and a Variant.
+/// Config: kTileM, kTileN, kCausal, kPackGqa, kWarps, optionally kVarlen, kOverlaps, kWholeItems and a Variant.
 template <class Config>
 struct Schedule {
   using Params = ForwardParamsOf<Config>;
   using Slots = ScheduleSlots<Config, Params>;
   using Slot = typename Slots::Slot;
+  static constexpr int kCost = Slots::kCost;
   static constexpr int kWarps = Config::kWarps;
   static constexpr int kThreads = kWarps * kWarpSize;
   static_assert(kWarps == kWarpSize && kWarps == kMostSegments, "a lane for each warp, a warp for each segment");
@@ -141,8 +142,9 @@ struct Schedule {
     ptx::sync_threads();  // what the search reads is there
     const int parts = params.paged.parts;
     const int64_t all = cost * params.heads;
-    const int64_t even = (all + parts - 1) / parts;
-    const int64_t length = even < kItemCost + kFewestTiles ? kItemCost + kFewestTiles : even;
+    int64_t length = (all + parts - 1) / parts;
+    if constexpr (kWholeItems<Config>) length = whole_length(length, cost, items, params.heads, parts);
+    if (length < kCost + kFewestTiles) length = kCost + kFewestTiles;
     for (int part = thread; part <= parts; part += kThreads) {
       ptx::st_global(lists.starts + part, start_of(part, length, cost, items));
       if (part == parts) continue;
@@ -186,8 +188,8 @@ struct Schedule {
                                                : segment_start + ptx::ld_global(lists.head->segment_costs + of);
     const int item = ptx::ld_global(lists.head->first_items + of) + first;
     start.item = item;
-    cut_item(start, item_end - item_start - kItemCost, within - item_start - kItemCost, start.head * cost + item_start,
-             length);
+    cut_item<kCost>(start, item_end - item_start - kCost, within - item_start - kCost, start.head * cost + item_start,
+                    length);
     int rank = first;
     if (start.item != item) {  // the next one
       rank += 1;

@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_COMMON_SCHEDULE_PARAMS_CUH_
 
 #include <common/types.cuh>
+#include <ptx/host_device.cuh>
 
 // What lies in the memory of a schedule: ScheduleHead, [parts + 1] PartStart, [2, parts] counters, then [slots]
 // WorkItem. Of two blocks of a cluster, which have a part together, each has counters of its own.
@@ -14,6 +15,10 @@ namespace fa::kernel {
 
 /// KV tiles that starting and ending an item costs as much as.
 inline constexpr int kItemCost = 4;
+/// The same where parts prefer whole items.
+inline constexpr int kWholeItemCost = 2;
+/// So much longer than an even share a part may be, for whole items.
+inline constexpr int kWholeReach = 6;
 /// Fewer KV tiles of an item are not cut off.
 inline constexpr int kFewestTiles = 2;
 /// Query tiles of a call whose blocks find their parts by themselves, at most: a lane of a warp each.
@@ -50,6 +55,17 @@ struct alignas(32) ScheduleHead {
   int32_t segment_items[kMostSegments];
   int32_t first_items[kMostSegments];  // of segments
 };
+
+/// How long parts are that have whole items, or of which as many have an item: if all items are equal, and the parts
+/// hardly longer than an even share. No partial result is left then, or one by each part.
+FA_HOST_DEVICE constexpr int64_t whole_length(int64_t even, int64_t cost, int64_t items, int64_t heads, int64_t parts) {
+  if (items == 0 || cost % items != 0) return even;
+  const int64_t item = cost / items, count = items * heads;
+  const int64_t parts_each = count < parts ? parts / count : 1;
+  if (item % parts_each != 0) return even;
+  const int64_t length = item / parts_each * ((count + parts - 1) / parts);
+  return length > even + kWholeReach ? even : length;
+}
 
 }  // namespace fa::kernel
 

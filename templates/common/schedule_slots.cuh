@@ -52,6 +52,7 @@ struct ScheduleSlots {
   static constexpr int kTileN = Config::kTileN;
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kPaged = !kOwnParts<Config> || kPageSize<Config> != 0;
+  static constexpr int kCost = kWholeItems<Config> ? kWholeItemCost : kItemCost;
 
   const Params& params;
   const int lane = ptx::thread_index() % kWarpSize;
@@ -103,7 +104,7 @@ struct ScheduleSlots {
   FA_DEVICE void set_cost(Slot& found, const Entry& request) const {
     const int rows = request.s_q * rows_each;
     found.exists = found.m_block < ceil_div(rows, kTileM);
-    if (found.exists) found.cost = kItemCost + tiles_of(request, rows, found.m_block);
+    if (found.exists) found.cost = kCost + tiles_of(request, rows, found.m_block);
   }
 
   /// KV tiles that a query tile's rows see, as the forward has them (variant_range).
@@ -122,6 +123,7 @@ struct ScheduleSlots {
 
 /// A part starts with KV tile `wanted` of an item of `tiles`, which starts at `item_start`, or where the item starts
 /// or ends if that is near.
+template <int kCost>
 FA_DEVICE void cut_item(PartStart& start, int64_t tiles, int64_t wanted, int64_t item_start, int64_t length) {
   if (wanted < kFewestTiles) return;
   if (tiles - wanted < kFewestTiles) {
@@ -129,8 +131,8 @@ FA_DEVICE void cut_item(PartStart& start, int64_t tiles, int64_t wanted, int64_t
     return;
   }
   start.tile = static_cast<int>(wanted);
-  start.first_part = static_cast<int>((item_start + kItemCost + kFewestTiles - 1) / length);
-  start.last_part = static_cast<int>((item_start + kItemCost + tiles - kFewestTiles) / length);
+  start.first_part = static_cast<int>((item_start + kCost + kFewestTiles - 1) / length);
+  start.last_part = static_cast<int>((item_start + kCost + tiles - kFewestTiles) / length);
 }
 
 }  // namespace fa::kernel

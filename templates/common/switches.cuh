@@ -98,6 +98,12 @@ FA_DEVICE constexpr bool wants_overlap() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_whole_items() {
+  if constexpr (requires { Config::kWholeItems; }) return Config::kWholeItems;
+  return false;
+}
+
+template <class Config>
 FA_DEVICE constexpr bool wants_ordered_dq() {
   if constexpr (requires { Config::kOrderedDq; }) return Config::kOrderedDq;
   return false;
@@ -205,6 +211,8 @@ template <class Config>
 inline constexpr bool kOwnParts = wants_own_parts<Config>();  // and find these without a schedule
 template <class Config>
 inline constexpr bool kOverlaps = wants_overlap<Config>();
+template <class Config>
+inline constexpr bool kWholeItems = wants_whole_items<Config>();  // of a schedule, where items are equal
 template <class Config>
 inline constexpr bool kMulticast = wants_multicast<Config>();  // of keys, to the two blocks of a cluster
 template <class Config>

@@ -169,6 +169,7 @@ constexpr Field kScheduleFields[] = {
     field<&SpecHead::warps>("warps").as("kWarps"),
     derived("kOverlaps", overlaps_others, "with kernels before or behind it"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
+    field<&Schedule::whole_items>("whole_items").when_set().as("kWholeItems", "where items are equal"),
 };
 constexpr Kernel kSchedule{
     .name = "schedule",

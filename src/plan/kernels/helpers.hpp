@@ -50,6 +50,8 @@ struct RowNorms {
 
 /// The parts of thread blocks of a scheduled forward.
 struct Schedule {
+  bool whole_items = false;  ///< where items are equal, and parts of whole ones, or whole parts of one, hardly longer
+
   static const Kernel& kernel() noexcept;
   friend bool operator==(const Schedule&, const Schedule&) = default;
 };

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fa/paged.hpp>
@@ -189,6 +190,41 @@ TEST(Schedule, PartsOfTheHostAreAPartition) {
       EXPECT_TRUE(place(schedule.starts[last]) < item + 100000 && place(schedule.starts[last + 1]) >= item + 100000);
     }
   }
+}
+
+/// Equal requests of latent attention are not cut where parts of whole ones, or whole parts of one, are hardly longer.
+TEST(Schedule, PartsOfLatentAttentionHaveWholeItems) {
+  const auto schedule = [](int heads, std::int64_t b, int parts, const std::vector<std::int32_t>& keys) {
+    Problem problem = decode(b, 40000);
+    problem.h_q = heads;
+    problem.h_kv = 1;
+    problem.d_qk = 576;
+    problem.d_v = 512;
+    problem.value_in_key = true;
+    problem.page_size = 64;
+    const KernelSpec spec = kernel_of(problem);
+    EXPECT_TRUE(schedule_spec(spec).as<Schedule>().whole_items);
+    return schedule_on_host(problem, spec, {{}, {}, keys, {}}, parts);
+  };
+  const auto most_items = [](const HostSchedule& of) {
+    int most = 0, cuts = 0;
+    for (std::size_t p = 0; p + 1 < of.starts.size(); ++p) {
+      const kernel::PartStart &start = of.starts[p], &end = of.starts[p + 1];
+      const int count = static_cast<int>(of.items.size());
+      most = std::max(most, (end.head - start.head) * count + end.item - start.item + (end.tile > 0 ? 1 : 0));
+      cuts += start.tile > 0 ? 1 : 0;
+    }
+    return std::pair(most, cuts);
+  };
+  const std::vector<std::int32_t> equal(128, 4096), few(64, 4096), longer(128, 32768);
+  EXPECT_EQ(most_items(schedule(128, 128, 66, equal)), std::pair(2, 0));
+  EXPECT_EQ(most_items(schedule(16, 128, 132, equal)), std::pair(1, 0));
+  EXPECT_EQ(most_items(schedule(16, 64, 132, few)), std::pair(1, 64));
+  EXPECT_EQ(schedule(16, 64, 132, few).starts[1].tile, 31) << "the first half, and what an item costs";
+  EXPECT_GT(most_items(schedule(128, 128, 66, longer)).second, 60) << "even shares are shorter";
+  std::vector<std::int32_t> ragged = equal;
+  ragged[5] = 700;
+  EXPECT_GT(most_items(schedule(128, 128, 66, ragged)).second, 60);
 }
 
 TEST(Schedule, KernelFollowsFromTheForwards) {
