@@ -45,8 +45,9 @@ inline constexpr int kUsualSplitKeys = 512;
 
 constexpr RowArithmetic row_arithmetic(const RowFacts& facts) noexcept {
   const int d = std::max(facts.d_qk, facts.d_v);
-  // Of wgmma what leaves registers for O of the splits before, beside that of the split in the making.
-  if (facts.wgmma) return d <= 64 ? RowArithmetic{80, 480} : RowArithmetic{96, 576};
+  // Of wgmma what leaves registers for O of the splits before, beside that of the split in the making. A fold costs the
+  // more of a step the fewer columns K has.
+  if (facts.wgmma) return d <= 64 ? RowArithmetic{80, 720} : RowArithmetic{96, 576};
   const bool wide = facts.dtype == DType::f32;
   // What leaves two tiles of 16 rows a warp their registers up to d 128.
   const int tile_n = wide ? (d <= 192 ? 32 : 16) : d <= 64 ? 64 : d <= 128 ? 48 : 32;

@@ -76,13 +76,14 @@ FA_DEVICE void fold_splits(const Params& params, int splits, const Row& row, Ind
   float o[kSlots] = {};
   FA_UNROLL_BY(1)
   for (int last = splits - 1; last >= 0; last -= kAhead) {
-    SplitSum sums[kAhead];
-    float partial[kAhead][kSlots];
+    SplitSum own = SplitSum::of_no_keys();  // of split last - lane
+    const int place = kAhead == 1 ? 0 : lane;
+    if (place < kAhead && place <= last) own = SplitSum::load(params.partial_lse, index(last - place));
+    float partial[kAhead][kSlots] = {};
     FA_UNROLL
     for (int i = 0; i < kAhead; ++i) {
       if (last < i) continue;
       const int64_t at = index(last - i);
-      sums[i] = SplitSum::load(params.partial_lse, at);
       FA_UNROLL
       for (int slot = 0; slot < kSlots; ++slot) {
         const int column = slot * kWarpSize + lane;
@@ -91,8 +92,8 @@ FA_DEVICE void fold_splits(const Params& params, int splits, const Row& row, Ind
     }
     FA_UNROLL
     for (int i = 0; i < kAhead; ++i) {
-      if (last < i) continue;
-      const FoldedRow::Weights weights = folded.add<kNormalised>(sums[i]);
+      const SplitSum sums = kAhead == 1 ? own : own.of_lane(i);
+      const FoldedRow::Weights weights = folded.add<kNormalised>(sums);
       FA_UNROLL
       for (int slot = 0; slot < kSlots; ++slot) {
         if (slot * kWarpSize + lane < kHeadDimV) o[slot] = FoldedRow::join(o[slot], partial[i][slot], weights);

@@ -6,6 +6,7 @@
 #include <ptx/language.cuh>
 #include <ptx/math.cuh>
 #include <ptx/memory.cuh>
+#include <ptx/thread.cuh>
 
 namespace fa::kernel {
 
@@ -63,6 +64,12 @@ struct SplitSum {
     ptx::st_global(at, high);
     ptx::st_global(at + 1, low);
     ptx::st_global(at + 2, sum);
+  }
+
+  /// What another lane of the warp has.
+  FA_DEVICE SplitSum of_lane(int lane) const {
+    const auto held = [&](float x) { return ptx::from_bits(ptx::shfl(ptx::bits(x), lane)); };
+    return {held(high), held(low), held(sum)};
   }
 
   /// Whether the sum is relative to more than another.

@@ -39,7 +39,7 @@ struct FixedSplits {
   static constexpr bool kShares = Traits::kShares;
   static constexpr int kCount = kHeadDimV / 2;
   static constexpr int kThreads = Traits::kConsumers * kWarpgroup;
-  static constexpr int kAhead = 4;  // partial results of a row on their way
+  static constexpr int kAhead = 16;  // partial results of a row on their way
   using Folded = typename kernel::Either<SharedSplit, FoldedSplits<kCount>, kShares>::type;
 
   const Epilogue& to;
@@ -48,40 +48,63 @@ struct FixedSplits {
     return to.first_row_of(query) + warp_row + lane / 4;
   }
 
-  // Beside O that is folded, the sums of rows wait in shared memory: of the split whose O is in the making, and of
-  // those before it.
-  FA_DEVICE uint32_t sums_shared(bool folded, int warp_row, int lane, int r) const {
-    return to.shared + Traits::kLayout.split_sums + 16 * ((folded ? kTileM : 0) + warp_row + lane / 4 + 8 * r);
+  // Beside O that is folded, of each row wait in shared memory: the sums of all splits so far, and what O is to be
+  // multiplied with where that of the last of them is added.
+  FA_DEVICE uint32_t sums_shared(int warp_row, int lane, int r) const {
+    return to.shared + Traits::kLayout.split_sums + 16 * (kTileM + warp_row + lane / 4 + 8 * r);
   }
-  FA_DEVICE static kernel::SplitSum load(uint32_t address) {
+  FA_DEVICE uint32_t weights_shared(int warp_row, int lane, int r) const {
+    return to.shared + Traits::kLayout.split_sums + 16 * (warp_row + lane / 4 + 8 * r);
+  }
+  FA_DEVICE static kernel::SplitSum load_sums(uint32_t address) {
     const kernel::Chunk words = ptx::ld_shared_chunk(address);
     return {ptx::from_bits(words.word[0]), ptx::from_bits(words.word[1]), ptx::from_bits(words.word[2])};
   }
-  FA_DEVICE static void store(uint32_t address, const kernel::SplitSum& sum, int lane) {
-    if (lane % 4 == 0)
-      ptx::st_shared_chunk(address, {{ptx::bits(sum.high), ptx::bits(sum.low), ptx::bits(sum.sum), 0}});
+  FA_DEVICE static void store_sums(uint32_t address, const kernel::SplitSum& sum) {
+    ptx::st_shared_chunk(address, {{ptx::bits(sum.high), ptx::bits(sum.low), ptx::bits(sum.sum), 0}});
+  }
+  // left: there is a split whose O waits to be added. A register for that would spill another.
+  FA_DEVICE static void store_weights(uint32_t address, const kernel::FoldedRow::Weights& weights, bool left) {
+    ptx::st_shared_chunk(address, {{ptx::bits(weights.so_far), ptx::bits(weights.split), left ? 1U : 0U, 0}});
   }
 
   /// Nothing is folded.
   FA_DEVICE void begin(O& folded, int warp_row, int lane) const {
     FA_UNROLL
     for (int i = 0; i < kCount; ++i) folded[i] = 0.f;
-    FA_UNROLL
-    for (int r = 0; r < 2; ++r) store(sums_shared(true, warp_row, lane, r), kernel::SplitSum::of_no_keys(), lane);
+    if (lane % 4 == 0) {
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        store_sums(sums_shared(warp_row, lane, r), kernel::SplitSum::of_no_keys());
+        store_weights(weights_shared(warp_row, lane, r), {1.f, 0.f}, false);
+      }
+    }
+    ptx::sync_warp();  // the sums are there
   }
 
-  /// The sums of a split are complete.
+  /// The sums of a split are complete, before its O is.
   FA_DEVICE void finish(Softmax& softmax, [[maybe_unused]] Folded& folded, int warp_row, int lane) const {
     softmax.finish();
-    if constexpr (!kShares) ptx::sync_warp();  // all lanes have read the sums of the split before
+    kernel::SplitSum sums[2];
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const auto sum = softmax.template log_sum<kernel::SplitSum>(r, to.softmax_scale_log2());
-      if constexpr (kShares) {
-        folded.sums[r] = sum;
-      } else {
-        store(sums_shared(false, warp_row, lane, r), sum, lane);
-      }
+      sums[r] = softmax.template log_sum<kernel::SplitSum>(r, to.softmax_scale_log2());
+      if constexpr (kShares) folded.sums[r] = sums[r];
+    }
+    if constexpr (!kShares) add_sums(sums, warp_row, lane);
+  }
+
+  FA_DEVICE void add_sums(const kernel::SplitSum (&sums)[2], int warp_row, int lane) const {
+    kernel::FoldedRow rows[2];
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) rows[r].total = load_sums(sums_shared(warp_row, lane, r));
+    ptx::sync_warp();  // all lanes have read these sums, and the weights of the split before
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const kernel::FoldedRow::Weights weights = rows[r].template add<false>(sums[r]);
+      if (lane % 4 != 0) continue;
+      store_sums(sums_shared(warp_row, lane, r), rows[r].total);
+      store_weights(weights_shared(warp_row, lane, r), weights, true);
     }
   }
 
@@ -94,25 +117,29 @@ struct FixedSplits {
     return whole.factor;
   }
 
-  /// Adds O of a split to that of those before. With `ends` it is the query tile's last one: O leaves, and nothing is
-  /// folded.
-  FA_DEVICE void fold(O& o, O& folded, const Query& query, bool ends, int warp_row, int lane, int q_buffer) const {
-    ptx::sync_warp();  // the sums are there
-    kernel::FoldedRow rows[2];
+  /// Adds O of a split to that of those before, where one is left to be added.
+  FA_DEVICE void fold_if_left(const O& o, O& folded, int warp_row, int lane) const {
+    ptx::sync_warp();  // the weights are there
     kernel::FoldedRow::Weights weights[2];
+    bool left = false;
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      rows[r].total = load(sums_shared(true, warp_row, lane, r));
-      weights[r] = rows[r].template add<false>(load(sums_shared(false, warp_row, lane, r)));
+      const kernel::Chunk words = ptx::ld_shared_chunk(weights_shared(warp_row, lane, r));
+      weights[r] = {ptx::from_bits(words.word[0]), ptx::from_bits(words.word[1])};
+      left = words.word[2] != 0;
     }
+    if (!left) return;
     FA_UNROLL
     for (int i = 0; i < kCount; ++i) folded[i] = kernel::FoldedRow::join(folded[i], o[i], weights[i / 2 % 2]);
+  }
+
+  /// The same of a query tile's last split: O leaves, and nothing is folded.
+  FA_DEVICE void fold_last(O& o, O& folded, const Query& query, int warp_row, int lane, int q_buffer) const {
+    fold_if_left(o, folded, warp_row, lane);
+    kernel::FoldedRow rows[2];
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) rows[r].total = load_sums(sums_shared(warp_row, lane, r));
     ptx::sync_warp();  // all lanes have read the sums
-    if (!ends) {
-      FA_UNROLL
-      for (int r = 0; r < 2; ++r) store(sums_shared(true, warp_row, lane, r), rows[r].total, lane);
-      return;
-    }
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
       const float factor = finish_row(rows[r], query, first_row(query, warp_row, lane) + 8 * r, lane);
@@ -146,7 +173,10 @@ struct FixedSplits {
       return;
     }
     leave_split(o, folded, query, split, warp_row, lane);
-    if (ends) fold_if_last(query, splits);
+    if (!ends) return;
+    fold_if_last(query, splits);
+    FA_UNROLL
+    for (int i = 0; i < kCount; ++i) o[i] = 0.f;  // what is overwritten took registers of the fold else
   }
 
   FA_DEVICE int64_t tile_number(const Query& query) const {

@@ -45,12 +45,12 @@ struct Forward : Products<ForwardTraits<Config>> {
       Base::kAffineProduct, Base::kDropoutWarpgroup, Base::kEmptyWarp, Base::kOwnRanges, Base::kExchange,
       Base::kExactMax, Base::kDropoutRegisters, Base::kProducerRegisters, Base::kConsumerRegisters, Base::kDropoutWarps,
       Base::kSummed, Base::kPostsPieces, Base::kRolesWait, Base::kNamesLast, Base::kRowsAhead, Base::kMergesInCluster,
-      Base::kFixedSplits, Base::kShares, Base::kSplitTiles, Base::kFinishOverlapped, Base::kLayout, Base::kStageO,
-      Base::p, Base::params, Base::shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_empty,
-      Base::dropout_shared, Base::init_barriers, Base::release, Base::own_range_end, Base::other_rows, Base::read_work,
-      Base::work_before, Base::work_of, Base::consume_work, Base::number_keys, Base::begin_rows, Base::before_keys,
-      Base::with_keys, Base::with_products, Base::before_softmax, Base::pack, Base::exponentiate, Base::rescue,
-      Base::issue_scores, Base::issue_output;
+      Base::kFixedSplits, Base::kFoldsOverlapped, Base::kShares, Base::kSplitTiles, Base::kFinishOverlapped,
+      Base::kLayout, Base::kStageO, Base::p, Base::params, Base::shared, Base::k_full, Base::k_empty, Base::v_full,
+      Base::v_empty, Base::q_empty, Base::dropout_shared, Base::init_barriers, Base::release, Base::own_range_end,
+      Base::other_rows, Base::read_work, Base::work_before, Base::work_of, Base::consume_work, Base::number_keys,
+      Base::begin_rows, Base::before_keys, Base::with_keys, Base::with_products, Base::before_softmax, Base::pack,
+      Base::exponentiate, Base::rescue, Base::issue_scores, Base::issue_output;
 
   using Base::Base;
 
@@ -193,7 +193,7 @@ struct Forward : Products<ForwardTraits<Config>> {
       begin(at, skips);
       while (true) {
         const bool spans = at.ahead.n == at.ahead.query.range.begin;
-        const bool leaves = spans || (kFixedSplits && at.ahead.n % kSplitTiles == 0);
+        const bool leaves = spans || (kFixedSplits && static_cast<uint32_t>(at.ahead.n) % kSplitTiles == 0);
         if (spans) {
           if (!next_query(at, more)) break;
         } else {
@@ -274,6 +274,7 @@ struct Forward : Products<ForwardTraits<Config>> {
     this->template with_keys<false>(at.tile, at.ahead, at.k_slot.index, at.warp_row, at.lane);
     if (kPingpong) await_pingpong(at.consumer);
     issue_scores(at.s, at.tile, q_buffer, at.consumer, at.k_slot.index);
+    fold_overlapped(at);
     multiply_risen(at);
     ptx::mbarrier_wait(v_full(at.v_slot.index), at.v_slot.parity);
     issue_output(at.o, at.p, at.v_slot.index, !at.first);
@@ -303,6 +304,7 @@ struct Forward : Products<ForwardTraits<Config>> {
     constexpr bool kSkipsInTurn = kOwnRanges && kPingpong;
     if (kSkipsInTurn && more) await_pingpong(at.consumer);  // of the first KV tile that is skipped
     ptx::mbarrier_wait(v_full(at.v_slot.index), at.v_slot.parity);
+    fold_overlapped(at);
     multiply_risen(at);
     if constexpr (kExactMax) at.risen = false;
     issue_output(at.o, at.p, at.v_slot.index, !at.first);
@@ -327,7 +329,7 @@ struct Forward : Products<ForwardTraits<Config>> {
       ptx::barrier_sync(first_of(NamedBarrier::staged_o) + at.consumer, kWarpgroup);
     }
     if constexpr (kFixedSplits) {
-      store_split(at, true, stored_row, at.q_slot.index);
+      store_split(at, true, stored_row);
     } else {
       epilogue().store(at.o, at.factors, at.query, stored_row, at.lane, at.q_slot.index);
     }
@@ -343,12 +345,25 @@ struct Forward : Products<ForwardTraits<Config>> {
   }
 
   /// O of a split of a fixed size: to those of its query tile, or with them to memory where that `ends`.
-  FA_DEVICE void store_split(Stream& at, bool ends, int warp_row, [[maybe_unused]] int q_buffer) const {
+  FA_DEVICE void store_split(Stream& at, bool ends, int warp_row) const {
     if constexpr (kShares) {
       const int split = ends ? at.query.range.begin / kSplitTiles : at.ahead.n / kSplitTiles + 1;
       Fixed{epilogue()}.store_split(at.o, at.folded, at.query, split, ends, warp_row, at.lane);
     } else if constexpr (kFixedSplits) {
-      Fixed{epilogue()}.fold(at.o, at.folded.o, at.query, ends, warp_row, at.lane, q_buffer);
+      if (ends) {
+        Fixed{epilogue()}.fold_last(at.o, at.folded.o, at.query, warp_row, at.lane, at.q_slot.index);
+      } else if constexpr (!kFoldsOverlapped) {
+        Fixed{epilogue()}.fold_if_left(at.o, at.folded.o, warp_row, at.lane);
+      }
+    }
+  }
+
+  /// O of a split that is complete, to those before it.
+  FA_DEVICE void fold_overlapped(Stream& at) const {
+    if constexpr (kFoldsOverlapped) {
+      if (at.first) {
+        Fixed{epilogue()}.fold_if_left(at.o, at.folded.o, at.warp_row, at.lane);
+      }
     }
   }
 
@@ -417,7 +432,7 @@ struct Forward : Products<ForwardTraits<Config>> {
   FA_DEVICE void leave_split(Stream& at, bool spans) const {
     if constexpr (kKeepsWork) at.query = read_work(spans ? work_before(at.q_slot) : work_of(at.q_slot));
     if constexpr (kShares) ptx::sync_warp();  // all lanes have read it before one of them releases the next Q
-    store_split(at, spans, at.warp_row, at.q_slot.index);
+    store_split(at, spans, at.warp_row);
     at.first = true;
     if (spans) at.staged = true;
     if (!kKeepsWork && spans) at.query = at.ahead.query;

@@ -78,6 +78,8 @@ struct ForwardTraits {
   static constexpr bool kFixedSplits = kSplitKeys > 0;
   static constexpr int kSplitTiles = kFixedSplits ? kSplitKeys / Config::kTileN : 1;
   static constexpr bool kShares = kFixedSplits && Config::kSplit;
+  // O of a split is folded while the next one's second product S is under way: its weights are known by then.
+  static constexpr bool kFoldsOverlapped = kFixedSplits && !kShares;
   static constexpr bool kLeavesSplits = Config::kSplit && !kFixedSplits;  // for another kernel, which merges them
   // Work descriptors lie in two places in turn, so that one stays until its O is stored.
   static constexpr bool kTwoPlaces = kPostsPieces || kShares;

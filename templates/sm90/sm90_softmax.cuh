@@ -69,10 +69,10 @@ struct RowStatistics {
   }
 
   template <int kCount>
-  FA_DEVICE static float lane_max(const float (&s)[kCount], int r) {
+  FA_DEVICE static float lane_max(const float (&s)[kCount], int r, int end = kCount) {
     float all = -kInfinity;
     FA_UNROLL
-    for (int i = 2 * r; i < kCount; i += 4) all = ptx::max(all, ptx::max(s[i], s[i + 1]));
+    for (int i = 2 * r; i < end; i += 4) all = ptx::max(all, ptx::max(s[i], s[i + 1]));
     return all;
   }
 
@@ -98,6 +98,7 @@ struct RowStatistics {
 template <bool kShifts, bool kEntropy = false, bool kAlone = false>
 struct SummedSoftmax : RowStatistics, kernel::RowEntropy<1, kEntropy> {
   static constexpr float kSlack = 256.f;  // of a lane's sum of a KV tile's P
+  static constexpr int kFirstTiles = 1;   // n8 tiles whose keys are searched with kAlone
 
   float offset[2] = {0.f, 0.f};  // log2 units, or a mark of far rows; of a row without keys it says nothing
   float own[2] = {0.f, 0.f};     // sums of the last KV tile, not yet in `sum`
@@ -106,16 +107,24 @@ struct SummedSoftmax : RowStatistics, kernel::RowEntropy<1, kEntropy> {
   /// Whether rows of the lane have seen no key; of other lanes of the row they may have.
   FA_DEVICE bool may_lack_offset() const { return sum[0] == 0.f || sum[1] == 0.f; }
 
-  /// Rows without an offset take their greatest score for it.
+  /// Rows without an offset take their greatest score for it. With kAlone that of the tile's first keys, of which a row
+  /// sees one where it sees any: an offset for each split has to be found soon, and trails all the same.
   template <int kCount>
   FA_DEVICE void take_greatest(const float (&s)[kCount], float scale_log2, const float (&shift)[2]) {
+    constexpr int kSearched = kAlone && 4 * kFirstTiles < kCount ? 4 * kFirstTiles : kCount;
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const float best = lane_max(s, r);
+      float best = lane_max(s, r, kSearched);
       const bool first = quad_sum(sum[r]) == 0.f && !is_far(r);
-      const float greatest = quad_max(ptx::fma(best, scale_log2, shift[r]));  // shifts are the lanes' own
-      const bool sees = quad_max(best) != -kInfinity;
-      if (first && sees) offset[r] = fits(greatest) ? greatest : mark(greatest);
+      float greatest;
+      if constexpr (kAlone) {  // without shifts
+        best = quad_max(best);
+        greatest = ptx::fma(best, scale_log2, 0.f);
+      } else {
+        greatest = quad_max(ptx::fma(best, scale_log2, shift[r]));  // shifts are the lanes' own
+        best = quad_max(best);
+      }
+      if (first && best != -kInfinity) offset[r] = fits(greatest) ? greatest : mark(greatest);
     }
   }
 
