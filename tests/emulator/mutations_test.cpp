@@ -272,7 +272,8 @@ void run_over_pages(const Mutation& mutation, bool changed, std::uint64_t seed) 
   set_storage(mutation.subject.spec, c);
   if (!by_copy_engine) c.begin = {3, 41, 0, 9};
   const fa::test::PagedData data = make_data(c);
-  const int blocks = mutation.subject.spec.dynamic() ? 3 : 24;  // of a counter fewer than query tiles
+  const bool wide = mutation.subject.spec.is<fa::plan::Sm90WideForward>();
+  const int blocks = mutation.subject.spec.dynamic() ? 3 : wide ? 6 : 24;  // some have several query tiles
   PagedRun how{.schedule = seed, .multiprocessors = blocks, .launches = scheduled ? 2 : 0};
   if (changed) how.kernel = "mutant " + mutation.name;
   fa::test::AttentionOutputs actual;
