@@ -99,8 +99,10 @@ struct ForwardTraits {
   using ValueProduct = typename Either<kernel::f16, kernel::bf16, kHalfValues>::type;  // of 8-bit V
   static constexpr bool kU4Keys = kernel::kIsU4<KElement>;
   static constexpr bool kU4Values = kernel::kIsU4<VElement>;
-  static constexpr bool kKeysInPlace = kSplitWarps && kMTiles == 1 && kU4Keys && kCodesInPlace;
-  static constexpr bool kValuesInPlace = kSplitWarps && kMTiles == 1 && kU4Values && kCodesInPlace;
+  static constexpr bool kHasCodesInPlace =
+      kSplitWarps && kMTiles == 1 && kCodesInPlace && kHeadDimQk <= 128 && kHeadDimV <= 128;  // else registers spill
+  static constexpr bool kKeysInPlace = kU4Keys && kHasCodesInPlace;
+  static constexpr bool kValuesInPlace = kU4Values && kHasCodesInPlace;
   static constexpr int kSumTiles = kOTiles + (kValuesInPlace ? 1 : 0);  // and what offsets of V add to O
   using KeyProduct = typename Either<kernel::f16, T, kHalfKeys || kKeysInPlace>::type;
   static constexpr bool kHalfQueries = kKeysInPlace || (kHalfKeys && !kernel::is_half(T{}));  // Q becomes f16

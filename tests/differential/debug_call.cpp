@@ -91,7 +91,8 @@ void Calls::compare_p(const Segment& of, std::int64_t h, std::int64_t i, const T
                       const Tensor& lse) {
   const std::int64_t h_kv = h / (call_.h_q / call_.h_kv);
   // P is made by the log-sum-exp, which is rounded to float: the greater that is, the more.
-  const double of_p = 1e-4 + 0x1p-23 * std::abs(lse.at(of.tensor_b, h, of.first_q + i));
+  const double total = lse.at(of.tensor_b, h, of.first_q + i);
+  const double of_p = 1e-4 + (std::isfinite(total) ? 0x1p-23 * std::abs(total) : 0);
   for (std::int64_t d = 0; d < c_.config.head_dim_v; ++d) {
     double sum = 0, size = 0;
     for (std::int64_t j = 0; j < of.s_kv; ++j) {
