@@ -154,7 +154,9 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
     if (!facts.listed) call.add(Role::tile_lists, listing.grid, &lists);
   }
   if (attention.dynamic()) call.cleared = sizeof(*params.next_tile);
-  if (attention.split_keys() > 0 && attention.split) call.cleared = call.workspace.bytes(Section::counters);
+  if (attention.split_keys() > 0 && call.workspace.has(Section::counters)) {
+    call.cleared = call.workspace.bytes(Section::counters);
+  }
   if (attention.affine_reach()) {
     call.cleared = call.workspace.bytes(Section::counters);
     call.add(Role::norms, row_norms_blocks(problem, kernels[Role::norms]), &params);
@@ -313,6 +315,7 @@ void CallPlan::bind(const SectionAddresses& at) noexcept {
 void CallPlan::bind_forward(const SectionAddresses& at) noexcept {
   kernel::ForwardVariantParams& params = forward_params.attention.base;
   if (workspace.has(Section::counters)) params.next_tile = at_section<std::int32_t>(at, Section::counters);
+  if (workspace.has(Section::split_flags)) params.split_flags = at_section<std::uint64_t>(at, Section::split_flags);
   if (workspace.has(Section::schedule)) params.paged.schedule = at_section<void>(at, Section::schedule);
   // Statistics of rows are in their places where keys are not split.
   if (workspace.has(Section::partial_o)) params.partial_o = at_section<float>(at, Section::partial_o);

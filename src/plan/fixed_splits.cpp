@@ -47,7 +47,11 @@ FixedSplits fixed_splits(const Problem& problem, const KernelSpec& attention) no
                          : static_cast<int>(std::clamp<std::int64_t>(result.splits, 1, most));
     if (result.splits <= 1) return result;  // nothing is left for others
     const std::int64_t rows = std::min<std::int64_t>(problem.s_q * group, attention.tile_m);
-    result.counters = result.tiles;
+    if (attention.kernel().persistent) {
+      result.flags = result.tiles * result.sharing;
+    } else {
+      result.counters = result.tiles;
+    }
     result.partial_o = result.tiles * result.splits * rows * attention.d_v;
     result.partial_lse = result.tiles * result.splits * rows * kernel::kSplitSumFloats;
   } else if (result.splits > 1 && !attention.kernel().persistent) {

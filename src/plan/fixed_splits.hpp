@@ -16,7 +16,8 @@ struct FixedSplits {
   std::int64_t splits = 0;  ///< of a query tile, at most
   int sharing = 1;          ///< blocks that share them
 
-  std::int64_t counters = 0;     ///< i32, cleared in front
+  std::int64_t counters = 0;     ///< i32, cleared in front; sm80
+  std::int64_t flags = 0;        ///< u64, of whatever value; sm90
   std::int64_t partial_o = 0;    ///< floats
   std::int64_t partial_lse = 0;  ///< floats
 };

@@ -43,9 +43,9 @@ bool is_empty(const Problem& problem) {
 }  // namespace
 
 const char* name_of(Section section) noexcept {
-  static constexpr std::array kNames{"counters", "partial_o", "partial_lse", "lse_log2",   "delta",
-                                     "dq_accum", "turns",     "partial_dkv", "schedule",   "column_sums",
-                                     "max_rows", "max_keys",  "row_sums",    "tile_lists", "dq_tile_lists"};
+  static constexpr std::array kNames{
+      "counters", "partial_o",   "partial_lse", "lse_log2", "delta",    "dq_accum", "turns",      "partial_dkv",
+      "schedule", "split_flags", "column_sums", "max_rows", "max_keys", "row_sums", "tile_lists", "dq_tile_lists"};
   static_assert(kNames.size() == kSections);
   return kNames[static_cast<std::size_t>(section)];
 }
@@ -81,6 +81,9 @@ WorkspaceLayout forward_workspace(const Problem& problem, const Choice& choice, 
   }
   if (needs.fixed.counters != 0) {
     layout.add(Section::counters, static_cast<std::size_t>(needs.fixed.counters) * sizeof(std::int32_t));
+  }
+  if (needs.fixed.flags != 0) {
+    layout.add(Section::split_flags, static_cast<std::size_t>(needs.fixed.flags) * sizeof(std::uint64_t));
   }
   if (needs.fixed.partial_o != 0) layout.add(Section::partial_o, bytes_of(needs.fixed.partial_o), kAlignment);
   if (needs.fixed.partial_lse != 0) layout.add(Section::partial_lse, bytes_of(needs.fixed.partial_lse), kAlignment);

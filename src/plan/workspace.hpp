@@ -23,6 +23,7 @@ enum class Section : std::uint8_t {
   turns,        ///< i32 [b, h_q, padded_rows / 16, 2]
   partial_dkv,  ///< f32 [splits, b, h_kv, s_kv, d_qk + d_v]
   schedule,     ///< templates/common/schedule_params.cuh
+  split_flags,  ///< u64 [tiles, blocks], where blocks share fixed splits (templates/common/flags.cuh)
   column_sums,  ///< f32 [b, heads, s_kv], or [heads, total_kv] of packed keys: where top keys are wanted alone
   max_rows,     ///< u64 [h_q]: in which rows the greatest logits of heads are
   max_keys,     ///< i32 [b, h_q, s_q], or [h_q, total_q]: where greatest logits are
@@ -31,7 +32,7 @@ enum class Section : std::uint8_t {
   tile_lists,     ///< of the attention kernel, with scratch of the kernel that writes them
   dq_tile_lists,  ///< of the pass for dQ
 };
-inline constexpr std::size_t kSections = 15;
+inline constexpr std::size_t kSections = 16;
 const char* name_of(Section section) noexcept;
 
 /// Where each section begins; null of those that a call does not have.

@@ -122,13 +122,20 @@ FA_DEVICE int splits_of(const KvRange& range) {
   return ceil_div(range.end, kSplitTiles);
 }
 
-/// The part of block `share` where `shares` have splits of a query tile, one behind the other. Where there are fewer
-/// splits than blocks, the first blocks have one.
+/// The first split of block `share` where `shares` have those of a query tile: the nearest to an even share of its KV
+/// tiles, as the last split may be short. Where there are fewer splits than blocks, the first blocks have one.
+template <int kSplitTiles>
+FA_DEVICE int start_of_share(int tiles, int shares, int share) {
+  const int splits = ceil_div(tiles, kSplitTiles);
+  if (splits < 2 * shares || share == shares) return start_of_part(splits, shares, share);
+  return static_cast<int>((2 * int64_t{share} * tiles + shares * kSplitTiles) / (2 * shares * kSplitTiles));
+}
+
+/// The part of block `share`, one behind the other.
 template <int kSplitTiles>
 FA_DEVICE KvRange shared_splits(KvRange range, int shares, int share) {
-  const int splits = splits_of<kSplitTiles>(range);
-  const int end = start_of_part(splits, shares, share + 1) * kSplitTiles;
-  range.begin = start_of_part(splits, shares, share) * kSplitTiles;
+  const int end = start_of_share<kSplitTiles>(range.end, shares, share + 1) * kSplitTiles;
+  range.begin = start_of_share<kSplitTiles>(range.end, shares, share) * kSplitTiles;
   if (range.end > end) range.end = end;
   return range;
 }

@@ -33,8 +33,9 @@ struct ForwardParams {
     float* entropy;      // [b, h_q, s_q]; likewise
   };
   union {
-    int32_t* next_tile;  // dynamic kernels, and those that share fixed splits: 0 at the launch
-    int64_t alone;       // other split kernels: whether each of their blocks has a multiprocessor of its own
+    int32_t* next_tile;     // dynamic kernels, and those of sm80 that share fixed splits: 0 at the launch
+    uint64_t* split_flags;  // [tiles, splits], those of sm90 that share fixed splits (flags.cuh)
+    int64_t alone;          // other split kernels: whether each of their blocks has a multiprocessor of its own
   };
 
   int64_t stride_q_b, stride_q_h, stride_q_s;

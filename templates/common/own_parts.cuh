@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_COMMON_OWN_PARTS_CUH_
 
 #include <common/constants.cuh>
+#include <common/flags.cuh>
 #include <common/forward_schedule.cuh>
 #include <common/schedule_params.cuh>
 #include <common/schedule_slots.cuh>
@@ -50,10 +51,7 @@ struct OwnParts {
     return piece_between(start, end, items(), part, index, tile, [&](int item) { return item_in(lane_of(item)); });
   }
 
-  /// Parts that share a query tile tell the last of them when their partial results are written: [2 parts], by the
-  /// place of the result. Whatever the memory holds, none is up before; each is taken down by who has waited for it.
-  static constexpr uint64_t kUp = 0x9e3779b97f4a7c15;
-
+  /// Flags of parts that share a query tile: [2 parts], by the place of the partial result.
   static FA_DEVICE uint64_t* flag_of(const Params& params, const Piece& piece, int of) {
     return static_cast<uint64_t*>(params.paged.schedule) + piece.place_of(of);
   }
@@ -62,7 +60,7 @@ struct OwnParts {
   static FA_DEVICE void await_others(const Params& params, const Piece& piece) {
     for (int of = piece.first_part + ptx::thread_index() % kWarpSize; of < piece.last_part; of += kWarpSize) {
       uint64_t* const flag = flag_of(params, piece, of);
-      ptx::await_flag_global(flag, kUp);
+      ptx::await_flag_global(flag, kFlagUp);
       ptx::st_global(flag, uint64_t{0});  // for the next launch
     }
   }

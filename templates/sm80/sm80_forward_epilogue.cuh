@@ -239,7 +239,7 @@ struct ForwardEpilogue {
     using Own = OwnParts<Config, typename Forward::Params>;
     const int part = ptx::block_index();
     if (part != f.piece.last_part) {
-      if (f.thread == 0) ptx::raise_flag_global(Own::flag_of(f.params, f.piece, part), Own::kUp);
+      if (f.thread == 0) ptx::raise_flag_global(Own::flag_of(f.params, f.piece, part), kernel::kFlagUp);
       return false;
     }
     if (f.warp == 0) Own::await_others(f.params, f.piece);

@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_SM90_SM90_FIXED_SPLITS_CUH_
 
 #include <common/fixed_splits.cuh>
+#include <common/flags.cuh>
 #include <common/work_lists.cuh>
 #include <ptx/atomic.cuh>
 #include <ptx/language.cuh>
@@ -154,7 +155,7 @@ struct FixedSplits {
     }
   }
 
-  /// Of blocks that share a query tile's splits: leaves one of them. The block that ends last folds all; a tile with
+  /// Of blocks that share a query tile's splits: leaves one of them. The block of the last ones folds all; a tile with
   /// one split is stored at once. Called by all consumers; `ends`: this block has no other split of the tile.
   FA_DEVICE void store_split(O& o, const Folded& folded, const Query& query, int split, bool ends, int warp_row,
                              int lane) const {
@@ -218,16 +219,17 @@ struct FixedSplits {
   FA_DEVICE void fold_if_last(const Query& query, int splits) const {
     constexpr int kBarrier = first_of(NamedBarrier::whole_splits);
     const int thread = ptx::thread_index() - kWarpgroup;
-    const int blocks = splits < to.params.splits ? splits : to.params.splits;
+    const int last = (splits < to.params.splits ? splits : to.params.splits) - 1;  // of the tile's blocks
+    const int block = query.tile.split;
     ptx::barrier_sync(kBarrier, kThreads);  // the block's partial rows are written
-    if (blocks > 1) {
-      const uint32_t arrived = to.listed_shared(0);
-      if (thread == 0) {
-        const int before = ptx::atomic_add_acq_rel_global(to.params.next_tile + tile_number(query), 1);
-        ptx::st_shared_b32(arrived, static_cast<uint32_t>(before));
+    if (last > 0) {
+      uint64_t* const flags = to.params.split_flags + tile_number(query) * to.params.splits;
+      if (block != last) {
+        if (thread == 0) ptx::raise_flag_global(flags + block, kernel::kFlagUp);
+        return;
       }
-      ptx::barrier_sync(kBarrier, kThreads);  // all know how many blocks came before, whose rows can be read
-      if (static_cast<int>(ptx::ld_shared_b32(arrived)) != blocks - 1) return;
+      if (thread < kernel::kWarpSize) kernel::await_flags(flags, last);
+      ptx::barrier_sync(kBarrier, kThreads);  // the others' partial rows can be read
     }
     const int rows = to.row_count(query);
     const int first = query.tile.m_block * kTileM;

@@ -71,7 +71,7 @@ FA_DEVICE bool is_last_part(const Params& params, const kernel::Piece& piece) {
   const int part = ptx::block_index();
   ptx::barrier_sync(kBarrier, kThreads);  // the block's partial rows are written
   if (part != piece.last_part) {
-    if (thread == 0) ptx::raise_flag_global(Own::flag_of(params, piece, part), Own::kUp);
+    if (thread == 0) ptx::raise_flag_global(Own::flag_of(params, piece, part), kernel::kFlagUp);
     return false;
   }
   if (thread < kernel::kWarpSize) Own::await_others(params, piece);

@@ -65,6 +65,10 @@ fa::test::AttentionOutputs run_chunks(const InvariantPath& path, const ChunkCall
   fa::plan::CallPlan plan;
   plan_call(problem, choice, kernels.specs, tensors, facts, plan);
   run_plan(plan, kernels, memory, run.seed);
+  if (plan.workspace.has(fa::plan::Section::split_flags)) {
+    const auto flags = plan.workspace.bytes(fa::plan::Section::split_flags) / sizeof(std::uint64_t);
+    expect_flags_down(plan.forward_params.attention.base.split_flags, static_cast<std::int64_t>(flags));
+  }
   fetch(memory, o, outputs.o);
   fetch(memory, lse, outputs.lse);
   return outputs;

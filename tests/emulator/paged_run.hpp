@@ -2,20 +2,15 @@
 #define FA_TESTS_EMULATOR_PAGED_RUN_HPP_
 
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 
 #include "emulator/placement.hpp"
+#include "emulator/plan_run.hpp"
 #include "plan/kernel_spec.hpp"
 #include "support/paged_case.hpp"
 
 /// Calls over pages on the emulator, launched as the library launches them.
 namespace emulator {
-
-/// A row of a request's that a kernel has left out.
-struct NotWritten : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 struct PagedRun {
   Placement pool = Placement::bhsd;  ///< how k and v lie in memory

@@ -61,6 +61,7 @@ fa::plan::SectionAddresses place_sections(const CallPlan& call, Memory& memory, 
     }
     const std::size_t bytes = call.workspace.bytes(section);
     at[i] = memory.add_output(name_of(section), bytes);
+    if (section == Section::split_flags) memory.set_flags(at[i], bytes, Memory::kReadable | Memory::kWritable);
     const bool tells =
         section == Section::partial_o || section == Section::partial_lse || section == Section::partial_dkv;
     if (tells) memory.track(at[i]);  // blocks read what others have written
@@ -99,10 +100,17 @@ void run_plan(CallPlan& call, const PlanKernels& kernels, Memory& memory, std::u
     options.cluster = spec.cluster();
     options.early = step.early;
     options.early_inputs = spec.op() == fa::plan::Op::forward && &step == call.steps().data();  // behind the caller's
-    options.last_first = spec.ordered_dq() || spec.own_parts();
+    options.last_first = spec.ordered_dq() || spec.own_parts() || (spec.split_keys() > 0 && spec.split);
     const void* const both[] = {step.params, step.place};
     launch(kernel.entry, step.place != nullptr ? static_cast<const void*>(both) : step.params, memory, options);
     memory.end_launch();
+  }
+}
+
+void expect_flags_down(const std::uint64_t* flags, std::int64_t count) {
+  constexpr std::uint64_t kUp = 0x9e3779b97f4a7c15;
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (flags[i] == kUp) throw NotWritten("a flag is still up");
   }
 }
 

@@ -2,6 +2,7 @@
 #define FA_TESTS_EMULATOR_PLAN_RUN_HPP_
 
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 
 #include "emulator/memory.hpp"
@@ -26,6 +27,15 @@ void* place_schedule(const fa::plan::Problem& problem, const fa::plan::KernelSpe
 /// written must not be read. Throws the first Fault.
 void run_plan(fa::plan::CallPlan& call, const PlanKernels& kernels, Memory& memory, std::uint64_t seed,
               bool trusted = true);
+
+/// What a kernel has left undone: a row of a request's, a flag.
+struct NotWritten : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// What blocks tell each other by (templates/common/flags.cuh): those of an earlier launch, a later one would take for
+/// its own. Throws NotWritten.
+void expect_flags_down(const std::uint64_t* flags, std::int64_t count);
 
 }  // namespace emulator
 

@@ -88,11 +88,10 @@ constexpr Field kFields[] = {
 };
 static_assert(is_complete<Sm90Forward>(kFields));
 
-/// The counters of dynamic kernels, and of blocks that share fixed splits, are cleared in front of them. Blocks that
-/// find their parts wait for those that start before them alone.
+/// The counters of dynamic kernels are cleared in front of them. Blocks that find their parts, or share fixed splits, wait
+/// for those that start before them alone.
 bool starts_early(const KernelSpec& spec) {
-  const Sm90Forward& own = spec.as<Sm90Forward>();
-  return !own.dynamic && !(own.split_keys > 0 && spec.split);
+  return !spec.as<Sm90Forward>().dynamic;
 }
 
 /// The copy engine brings whole groups.

@@ -10,6 +10,7 @@
 
 #include <fa/error.hpp>
 
+#include "plan/early_start.hpp"
 #include "plan/fixed_splits.hpp"
 #include "plan/planner.hpp"
 #include "plan/row_arithmetic.hpp"
@@ -189,6 +190,11 @@ TEST(InvariantPlans, ShareSplitsOfFewTiles) {
     EXPECT_EQ(spec.min_blocks, 2);
     EXPECT_EQ(fixed_splits(problem, spec).sharing, sharing) << b;
   }
+  problem.b = 8;
+  const KernelSpec decode = plan_forward(problem, {}).kernel;
+  EXPECT_EQ(fixed_splits(problem, decode).flags, 64 * 4);
+  EXPECT_EQ(fixed_splits(problem, decode).counters, 0);
+  EXPECT_TRUE(may_start_early(decode)) << "nothing is cleared in front of it";
   problem.b = 1;
   problem.s_q = 256;
   EXPECT_TRUE(plan_forward(problem, {}).kernel.split);
