@@ -181,13 +181,13 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
   } else {
     call.add(Role::attention, grid.grid, &params, early);
   }
+  // Blocks of the next call, which start early, would lie beside some of these, and leave multiprocessors without any.
+  Step* const step = call.step(Role::attention);
+  const int alone = most_shared_bytes(attention);
+  const bool few = step != nullptr && grid.grid <= facts.multiprocessors && alone >= sm90::kMoreThanHalf;
+  if (few && attention.split_keys() > 0) step->shared = alone;
   if (choice.leaves_splits()) {
-    // Blocks of the next call, which start early, would lie beside some of these, and leave multiprocessors without
-    // any.
-    Step* const step = call.step(Role::attention);
-    const int alone = most_shared_bytes(attention);
-    if (step != nullptr && grid.grid <= facts.multiprocessors && kernel::merges_few_rows(params) &&
-        alone >= sm90::kMoreThanHalf) {
+    if (few && kernel::merges_few_rows(params)) {
       step->shared = alone;
       params.alone = 1;
     }

@@ -120,7 +120,7 @@ struct Forward : Products<ForwardTraits<Config>> {
     } else {
       if (ptx::thread_index() == 0) Producer<Traits>(*this).produce_q_and_k(true);
       if (ptx::thread_index() == kWarpSize) Producer<Traits>(*this).produce_v(true);
-      if constexpr (kNamesLast && !kMergesInCluster) {
+      if constexpr (kRolesWait && Config::kSplit && !kMergesInCluster) {
         if (ptx::shfl(ptx::thread_index() / kWarpSize, 0) == 2) {
           ptx::griddepcontrol_wait();
           epilogue().store_empty_tiles(ptx::thread_index() % kWarpSize);

@@ -155,11 +155,12 @@ struct ForwardTraits {
                 "rounds are known to all warps there");
   // Of few rows the start and the end are much of a block's time. Each role waits by itself for what earlier kernels
   // write, with all behind it that needs none of that.
-  static constexpr bool kRolesWait = kConsumers == 1 && (kLeavesSplits || kPostsPieces) && !kDropout && !kAffineProduct;
+  static constexpr bool kRolesWait =
+      kConsumers == 1 && (kLeavesSplits || kPostsPieces || kShares) && !kDropout && !kAffineProduct;
   // Which query tiles there are, and what they see, follows from the launch parameters.
   static constexpr bool kKnownAhead = !kRagged && !kLists && !kKeepsFirst;
   // A work descriptor says whether the block has another one.
-  static constexpr bool kNamesLast = kRolesWait && Config::kSplit;
+  static constexpr bool kNamesLast = kRolesWait && kLeavesSplits;
   static constexpr bool kRowsAhead = kNamesLast && kKnownAhead;
   // P is relative to the exact maximum of a row's scores. Most KV tiles raise one then: O is multiplied overlapped with
   // the next product S.

@@ -47,7 +47,7 @@ struct Producer : Schedule<Traits> {
 
   FA_DEVICE void produce_q_and_k(bool leads) const {
     if constexpr (Base::kRolesWait) {
-      if constexpr (!Base::kKnownAhead) ptx::griddepcontrol_wait();  // lengths and lists may be new
+      if constexpr (!Base::kRowsAhead) ptx::griddepcontrol_wait();  // lengths and lists may be new
     } else {
       ptx::prefetch_tensor_map(p.map_q);
       ptx::prefetch_tensor_map(p.map_k);
@@ -148,7 +148,7 @@ struct Producer : Schedule<Traits> {
 
   FA_DEVICE void produce_v(bool leads) const {
     if constexpr (Base::kRolesWait) {
-      if constexpr (!Base::kKnownAhead) ptx::griddepcontrol_wait();
+      if constexpr (!Base::kRowsAhead) ptx::griddepcontrol_wait();
     } else {
       ptx::prefetch_tensor_map(p.map_v);
     }

@@ -190,6 +190,9 @@ TEST(InvariantPlans, ShareSplitsOfFewTiles) {
     EXPECT_EQ(spec.min_blocks, 2);
     EXPECT_EQ(fixed_splits(problem, spec).sharing, sharing) << b;
   }
+  problem.b = 1;
+  EXPECT_GT(most_shared_bytes(plan_forward(problem, {}).kernel), shared_bytes(plan_forward(problem, {}).kernel))
+      << "fewer blocks than multiprocessors have one each";
   problem.b = 8;
   const KernelSpec decode = plan_forward(problem, {}).kernel;
   EXPECT_EQ(fixed_splits(problem, decode).flags, 64 * 4);
