@@ -12,6 +12,7 @@
 #include "plan/planner.hpp"
 #include "plan/rounding.hpp"
 #include "plan/sm80_backward.hpp"
+#include "plan/sm90_backward_pair.hpp"
 #include "plan/statistic_rows.hpp"
 
 namespace fa::plan {
@@ -204,7 +205,8 @@ bool sm90_backward_describable(const BackwardTensors& tensors) noexcept {
 }
 
 Sm90BackwardMaps sm90_backward_maps(const BackwardTensors& tensors, const KernelSpec& spec) noexcept {
-  return {head_map(tensors.q, spec.tile_m), head_map(tensors.k, spec.tile_n), head_map(tensors.v, spec.tile_n),
+  const int keys = sm90_backward_box_keys(spec);
+  return {head_map(tensors.q, spec.tile_m), head_map(tensors.k, keys), head_map(tensors.v, keys),
           head_map(tensors.dout, spec.tile_m)};
 }
 

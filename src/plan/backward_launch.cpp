@@ -112,6 +112,11 @@ std::int64_t entries_of(const Problem& problem) noexcept {
   return problem.varlen ? 1 : problem.b;
 }
 
+/// That share a key tile by columns.
+int blocks_of_tile(const KernelSpec& main) noexcept {
+  return main.is<Sm90BackwardPair>() ? main.cluster() : 1;
+}
+
 void set_sizes(const Problem& problem, const BackwardChoice& choice, const KernelSpec& main, std::int64_t rows,
                kernel::BackwardVariantParams& params) noexcept {
   params.b = static_cast<int>(problem.b);
@@ -127,7 +132,7 @@ void set_sizes(const Problem& problem, const BackwardChoice& choice, const Kerne
                                                     : ceil_div(problem.s_kv, main.tile_n));
   // Blocks that share a key tile; those of a cluster leave no partial sums.
   params.last_section = std::numeric_limits<int>::max();
-  params.splits = choice.splits * (main.cluster() / main.kernel().cluster);
+  params.splits = choice.splits * (main.cluster() / blocks_of_tile(main));
 }
 
 /// The blocks of the main kernel; tells `params` how they share the heads.
@@ -145,7 +150,7 @@ std::int64_t deal_out(const Problem& problem, const KernelSpec& main, int multip
   const bool long_tiles = problem.causal && std::int64_t{params.m_blocks} * group >= kLongTile;
   const bool unequal = problem.varlen || needs_tile_lists(problem);
   const int cluster = main.cluster();
-  const int pair = main.kernel().cluster;
+  const int pair = blocks_of_tile(main);
   const bool ordered = main.ordered_dq();
   const bool stays = problem.bounded || (!long_tiles && !unequal);
   if (cluster == 1 && main.kernel().persistent && stays && !ordered && !main.in_turns()) {

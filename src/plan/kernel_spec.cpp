@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "plan/catalogue.hpp"
+#include "plan/sm90_backward_pair.hpp"
 #include "support/text.hpp"
 
 namespace fa::plan {
@@ -25,6 +28,7 @@ Family KernelSpec::family() const noexcept {
 }
 
 int KernelSpec::cluster() const noexcept {
+  if (is<Sm90BackwardPair>()) return std::max(blocks_of_tile(d_qk, d_v), kernel().cluster);
   return std::visit(
       [](const auto& which) {
         if constexpr (requires { which.split_blocks; }) {

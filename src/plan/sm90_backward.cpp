@@ -36,6 +36,7 @@ struct Tile {
 constexpr Tile kSmall[] = {{128, 128, 2}, {64, 64, 2}};
 constexpr Tile kMedium[] = {{64, 128, 2}, {64, 64, 2}};
 constexpr Tile kPair[] = {{64, 128, 2}};
+constexpr Tile kWide[] = {{64, 128, 6}, {64, 128, 4}};
 
 // With more than plain attention the first may spill.
 constexpr Tile kSmallVariants[] = {{128, 128, 2}, {64, 128, 2}, {64, 64, 2}};
@@ -46,7 +47,7 @@ bool loads_ahead(const Problem& problem) noexcept {
 }
 
 std::span<const Tile> preferred_tiles(const Problem& problem) noexcept {
-  if (is_pair(problem)) return kPair;
+  if (is_pair(problem)) return blocks_of_tile(problem) == 4 ? std::span<const Tile>(kWide) : kPair;
   if (loads_ahead(problem)) return kMedium;
   if (std::max(problem.d_qk, problem.d_v) > 64) return kMedium;
   return sm90_backward_is_plain(problem) ? std::span<const Tile>(kSmall) : kSmallVariants;
@@ -104,7 +105,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
 /// They differ in how far copies are ahead.
 Candidates pair_candidates(const Problem& problem, const BackwardChoice& choice, bool deterministic) {
   Candidates candidates;
-  for (const int stages : {2, 3, 4}) {
+  for (const int stages : {2, 3, 4, 6, 8}) {
     const KernelSpec spec =
         as_pair(with_tile(problem, {kPair[0].tile_m, kPair[0].tile_n, stages}, {}, choice, deterministic));
     if (sm90_backward_pair_refusal(spec).empty()) candidates.push_back({spec, 1.0 / stages});

@@ -13,7 +13,9 @@ using sm90::kSlabColumns;
 using sm90::kSlabRowBytes;
 
 constexpr int kAboveOne = 128;  // head dims that one block serves
-constexpr int kMaxHeadDim = 256;
+constexpr int kAboveTwo = 256;  // and that two serve
+constexpr int kMaxHeadDim = 512;
+constexpr int kWideColumns = 128;  // of each of four
 constexpr int kTileM = 64;
 constexpr int kTileN = 128;
 constexpr int kRowSlabBytes = kTileM * kSlabRowBytes;
@@ -39,19 +41,42 @@ int block_bytes(const KernelSpec& spec, int rank) {
   return keys * kKeySlabBytes + ((spec.stages + more) * own_of_scores + own_of_sums + rest) * kRowSlabBytes;
 }
 
+/// Keys of the scores, those of dQ, the columns of Q and dO, and the ring for the scores.
+int wide_block_bytes(const KernelSpec& spec) {
+  const int keys = slabs(std::max(spec.d_qk, spec.d_v));
+  return (keys + 2 * slabs(kWideColumns) + spec.stages) * kRowSlabBytes +
+         (spec.write_dq ? slabs(kWideColumns) * kKeySlabBytes : 0);
+}
+
+bool is_wide(const KernelSpec& spec) noexcept {
+  return spec.cluster() == 4;
+}
+
 /// Of dQ on its way out.
 int dq_bytes(const KernelSpec& spec) {
-  return kTileM * own_slabs(0, spec.d_qk) * kSlabColumns * 4;
+  return kTileM * (is_wide(spec) ? kWideColumns : own_slabs(0, spec.d_qk) * kSlabColumns) * 4;
 }
 
 }  // namespace
 
 bool is_pair(const Problem& problem) noexcept {
-  return std::max(problem.d_qk, problem.d_v) > kAboveOne;
+  return blocks_of_tile(problem) > 1;
+}
+
+int blocks_of_tile(int d_qk, int d_v) noexcept {
+  const int d = std::max(d_qk, d_v);
+  return d > kAboveTwo ? 4 : d > kAboveOne ? 2 : 1;
+}
+
+int sm90_backward_box_keys(const KernelSpec& spec) noexcept {
+  return spec.is<Sm90BackwardPair>() && is_wide(spec) ? spec.tile_n / 2 : spec.tile_n;
 }
 
 const char* sm90_backward_pair_misfit(const Problem& problem) noexcept {
-  if (std::max(problem.d_qk, problem.d_v) > kMaxHeadDim) return "sm90 with head dims up to 256";
+  if (std::max(problem.d_qk, problem.d_v) > kMaxHeadDim) return "sm90 with head dims up to 512";
+  if (blocks_of_tile(problem) == 4) {
+    return std::min(problem.d_qk, problem.d_v) > kAboveTwo ? nullptr : "sm90 with both head dims above 256 where one is";
+  }
   if (std::min(problem.d_qk, problem.d_v) <= kSlabColumns) {
     return "sm90 with both head dims above 64 where one is above 128";
   }
@@ -67,17 +92,21 @@ KernelSpec as_pair(KernelSpec spec) {
 int sm90_backward_pair_shared_bytes(const KernelSpec& spec) {
   const int exchanged = 2 * spec.tile_m * spec.tile_n * 2;  // P and dS
   return exchanged + (spec.write_dq ? dq_bytes(spec) : 0) + kBarrierBytes +
-         std::max(block_bytes(spec, 0), block_bytes(spec, 1));
+         (is_wide(spec) ? wide_block_bytes(spec) : std::max(block_bytes(spec, 0), block_bytes(spec, 1)));
 }
 
 int sm90_backward_pair_registers(const KernelSpec& spec) {
+  if (is_wide(spec)) return kWideColumns;  // of dK and of dV half each
   return (own_slabs(0, spec.d_qk) + own_slabs(0, spec.d_v)) * kSlabColumns / 2;
 }
 
 std::string sm90_backward_pair_refusal(const KernelSpec& spec) {
   if (spec.tile_m != kTileM) return fmt::format("tile_m = {}: above head dim 128 accepted is 64", spec.tile_m);
   if (spec.tile_n != kTileN) return fmt::format("tile_n = {}: above head dim 128 accepted is 128", spec.tile_n);
-  if (spec.stages < 2 || spec.stages > 4) return fmt::format("stages = {}: accepted are 2 to 4", spec.stages);
+  const int most_stages = is_wide(spec) ? 8 : 4;
+  if (spec.stages < 2 || spec.stages > most_stages) {
+    return fmt::format("stages = {}: accepted are 2 to {}", spec.stages, most_stages);
+  }
   const int shared = sm90_backward_pair_shared_bytes(spec);
   const int limit = limits(spec.arch).shared_per_block;
   if (shared <= limit) return {};

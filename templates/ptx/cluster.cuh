@@ -4,6 +4,7 @@
 #include <common/types.cuh>
 #include <ptx/language.cuh>
 #include <ptx/mbarrier.cuh>
+#include <ptx/memory.cuh>
 #include <ptx/tma.cuh>
 
 // PTX ISA, "Cluster of cooperative thread arrays": consecutive blocks along x that run at the same time and reach each

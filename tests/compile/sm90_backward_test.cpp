@@ -30,17 +30,18 @@ struct Case {
 
 std::vector<Case> cases() {
   if (std::getenv("FA_COMPILE_GRID") == nullptr) {
-    return {{64, 64, DType::bf16, true},    {64, 64, DType::f16, false, true},   {128, 128, DType::f16, true},
-            {128, 128, DType::bf16, false}, {128, 128, DType::bf16, true, true}, {8, 8, DType::f16, false},
-            {72, 72, DType::bf16, true},    {96, 40, DType::f16, false},         {256, 256, DType::bf16, true},
-            {192, 128, DType::f16, false},  {160, 160, DType::bf16, false, true}};
+    return {{64, 64, DType::bf16, true},        {64, 64, DType::f16, false, true},    {128, 128, DType::f16, true},
+            {128, 128, DType::bf16, false},     {128, 128, DType::bf16, true, true},  {8, 8, DType::f16, false},
+            {72, 72, DType::bf16, true},        {96, 40, DType::f16, false},          {256, 256, DType::bf16, true},
+            {192, 128, DType::f16, false},      {160, 160, DType::bf16, false, true}, {512, 512, DType::bf16, true},
+            {320, 320, DType::f16, false, true}};
   }
   std::vector<Case> all;
   for (const DType dtype : {DType::f16, DType::bf16}) {
     for (const bool causal : {false, true}) {
       for (const bool deterministic : {false, true}) {
         for (int d = 8; d <= 128; d += 8) all.push_back({d, d, dtype, causal, deterministic});
-        for (int d = 136; d <= 256; d += 8) all.push_back({d, d, dtype, causal, deterministic});
+        for (int d = 136; d <= 512; d += 8) all.push_back({d, d, dtype, causal, deterministic});
         for (const auto& [d_qk, d_v] :
              {std::pair{128, 64}, {64, 128}, {8, 128}, {128, 8}, {72, 40}, {192, 128}, {72, 256}}) {
           all.push_back({d_qk, d_v, dtype, causal, deterministic});
@@ -130,7 +131,7 @@ TEST(Sm90BackwardCompile, Turns) {
 /// every other of what is wanted, where FA_TESTS is not thorough.
 TEST(Sm90BackwardCompile, UnwantedGradients) {
   std::size_t n = 0, row = 0;
-  for (const int d : {64, 128, 192, 256}) {
+  for (const int d : {64, 128, 192, 256, 512}) {
     ++row;
     for (const Gradients wanted :
          {Gradients{true, false, false}, {false, true, true}, {false, true, false}, {true, false, true}}) {
@@ -173,6 +174,7 @@ TEST(DebugKernels, Compile) {
   decode.s_q = 1;
   specs.push_back(plan::plan_forward(decode, {}).kernel);
   ASSERT_TRUE(specs.back().own_parts());
+  specs.push_back(plan_backward(problem_of({512, 512, DType::bf16, true}), {}, false).main.front());
   for (plan::KernelSpec& spec : specs) {
     const std::size_t bytes = compile::compile(render::render(spec), spec.arch).bytes.size();
     spec.debug = true;

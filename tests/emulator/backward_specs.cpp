@@ -211,6 +211,16 @@ constexpr Sm90Shape kPairShapes[] = {
     {DType::f16, 160, 72, 64, 128, 3, false, true, false, false, 1, kWithoutDk},
 };
 
+// By four blocks: whole columns, parts of a slab, blocks without columns; rings of few slabs and of more than a tile
+// has.
+constexpr Sm90Shape kWideShapes[] = {
+    {DType::bf16, 512, 512, 64, 128, 4, true, true, false},
+    {DType::f16, 264, 320, 64, 128, 6, false, true, true, false, 1, kWithoutDk},
+    {DType::bf16, 392, 264, 64, 128, 2, true, true, false, true},
+    {DType::bf16, 320, 264, 64, 128, 7, true, true, false, false, 1, kDqAlone},
+    {DType::f16, 264, 264, 64, 128, 8, true, false, true, false, 1, kWithoutDq},
+};
+
 BackwardSpecs to_specs(const Sm90Shape& shape) {
   KernelSpec spec;
   spec.own = fa::plan::Sm90Backward{};
@@ -245,6 +255,11 @@ std::vector<BackwardSpecs> find_sm90_backward_specs() {
   std::vector<BackwardSpecs> specs;
   for (const Sm90Shape& shape : kSm90Shapes) specs.push_back(to_specs(shape));
   for (const Sm90Shape& shape : kPairShapes) {
+    BackwardSpecs both = to_specs(shape);
+    both.main = fa::plan::as_pair(both.main);
+    specs.push_back(both);
+  }
+  for (const Sm90Shape& shape : kWideShapes) {
     BackwardSpecs both = to_specs(shape);
     both.main = fa::plan::as_pair(both.main);
     specs.push_back(both);

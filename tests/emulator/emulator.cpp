@@ -17,6 +17,7 @@ namespace emulator {
 namespace {
 
 constexpr int kMaxThreads = 1024;
+constexpr int kMaxClusterThreads = 2048;
 constexpr int kMaxSharedBytes = 227 << 10;
 constexpr int kMaxCluster = 8;
 constexpr int kWarpgroup = 128;
@@ -33,11 +34,12 @@ void validate(const LaunchOptions& options) {
     throw std::invalid_argument(fmt::format("launch: {} blocks in clusters of {}", options.grid, options.cluster));
   }
   // More than this the emulator cannot tell apart.
-  if (options.cluster > 1 && (options.cluster * options.threads > kMaxThreads || options.threads % kWarpgroup != 0)) {
+  if (options.cluster > 1 &&
+      (options.cluster * options.threads > kMaxClusterThreads || options.threads % kWarpgroup != 0)) {
     throw std::invalid_argument(
         fmt::format("launch: clusters of {} blocks of {} threads; up to {} threads in whole "
                     "warpgroups are modelled",
-                    options.cluster, options.threads, kMaxThreads));
+                    options.cluster, options.threads, kMaxClusterThreads));
   }
 }
 

@@ -24,8 +24,6 @@ constexpr std::uint64_t kStepMask = 7;      // and after one in 8 of those that 
 constexpr std::uint64_t kLandMask = 7;      // a copy lands after one in 8 instructions
 constexpr int kRegisterFile = 65536;
 constexpr int kMaxRegisters = 256;
-constexpr std::size_t kFirstProduct = 1024;  // agents of a Clock: threads, products of warps, barriers
-constexpr std::size_t kFirstBarrier = kFirstProduct + 32;
 
 /// What a thread gets whose block shares a multiprocessor with others: all there is.
 int launch_registers(int threads, int resident) {
@@ -54,7 +52,12 @@ Machine& Machine::of(const Lane&) {
 }
 
 Machine::Machine(int threads, int shared_bytes, int blocks, int cluster, Memory& memory, int resident)
-    : memory_(memory), blocks_(blocks), resident_(resident) {
+    : memory_(memory),
+      blocks_(blocks),
+      resident_(resident),
+      first_product_(
+          std::max<std::size_t>(1024, static_cast<std::size_t>(cluster) * static_cast<std::size_t>(threads))),
+      first_barrier_(first_product_ + first_product_ / kWarpSize) {
   for (int rank = 0; rank < cluster; ++rank) {
     Block& block = *cluster_.emplace_back(std::make_unique<Block>(shared_bytes, rank));
     for (int w = 0; w < threads / kWarpSize; ++w) {
@@ -274,16 +277,16 @@ void Machine::check_block_exit(const Lane& lane) {
   gathered.known.join(block.over);
   for (std::size_t agent = 0; agent < block.reached.entries.size(); ++agent) {
     const std::uint32_t tick = block.reached.entries[agent];
-    if (gathered.known.at(agent) >= tick || (agent < kFirstProduct && tick < floor_)) continue;
+    if (gathered.known.at(agent) >= tick || (agent < first_product_ && tick < floor_)) continue;
     raise(
         FaultKind::exited_block, lane, "exit", 0, Site(),
-        agent < kFirstProduct
+        agent < first_product_
             ? fmt::format(
                   "the last thread leaves, and {} may still arrive at a barrier here, or read: nobody waited for that",
                   name(static_cast<int>(agent)))
             : fmt::format("the last thread leaves, and a copy for the {} may still be under way: nobody waited for "
                           "that",
-                          barriers_[agent - kFirstBarrier].describe()));
+                          barriers_[agent - first_barrier_].describe()));
   }
 }
 
@@ -541,8 +544,8 @@ Observer Machine::observer(const Lane& lane, const Block& block) const {
   observer.floor = &block == warp.block ? block.floor : floor_;
   observer.warp_floor = warp.floor;
   observer.products = warp.products.done;
-  observer.first_product = kFirstProduct;
-  observer.first_barrier = kFirstBarrier;
+  observer.first_product = first_product_;
+  observer.first_barrier = first_barrier_;
   observer.known = lane.knowledge.known.get();
   observer.fenced = lane.knowledge.fenced.get();
   return observer;
@@ -588,7 +591,7 @@ void Machine::release(const Lane& lane, Gathered& gathered) {
   }
   gathered.known.raise(static_cast<std::size_t>(lane.agent), tick_);
   if (warp.products.done > 0) {
-    gathered.known.raise(kFirstProduct + static_cast<std::size_t>(warp.index), warp.products.done);
+    gathered.known.raise(first_product_ + static_cast<std::size_t>(warp.index), warp.products.done);
   }
 }
 
@@ -727,7 +730,7 @@ void Machine::finish_phase_if_complete(Mbarrier& barrier) {
   if (barrier.pending != 0 || barrier.bytes != 0) return;
   ++barrier.phase;
   barrier.pending = barrier.count;
-  barrier.gathered.known.raise(kFirstBarrier + barrier.number, barrier.phase);
+  barrier.gathered.known.raise(first_barrier_ + barrier.number, barrier.phase);
   barrier.completed = barrier.completed_cluster = barrier.gathered.share();
   if (!barrier.gathered_remotely.known.entries.empty()) {
     barrier.gathered.known.join(barrier.gathered_remotely.known);
@@ -912,8 +915,8 @@ void Machine::finish_source(const TensorCopy& copy, std::uint32_t phase) {
   for_each_chunk(copy.box, copy.source.address,
                  [&](std::uint32_t address, std::uint32_t) { copy.source.block->shared.finish_read(address, reader); });
   if (copy.source.block == copy.target.block) return;
-  copy.source.block->reached.raise(kFirstBarrier + copy.barrier, phase);
-  copy.target.block->reached.raise(kFirstBarrier + copy.barrier, phase);
+  copy.source.block->reached.raise(first_barrier_ + copy.barrier, phase);
+  copy.target.block->reached.raise(first_barrier_ + copy.barrier, phase);
 }
 
 /// The copy engine reads the source at some moment up to the wait.

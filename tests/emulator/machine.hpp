@@ -350,7 +350,9 @@ class Machine {
 
   Memory& memory_;
   int blocks_;
-  int resident_;  // blocks that share the registers of a multiprocessor
+  int resident_;               // blocks that share the registers of a multiprocessor
+  std::size_t first_product_;  // agents of a Clock: threads, products of warps, barriers
+  std::size_t first_barrier_;
   std::vector<std::unique_ptr<Block>> cluster_;
   std::vector<std::unique_ptr<Warp>> warps_;
   boost::context::fiber scheduler_;            // run_cluster

@@ -87,7 +87,8 @@ std::vector<Mutation> all_mutations() {
                            &sm90_backward_split_mutations,
                            &sm90_backward_cluster_mutations,
                            &sm90_backward_turn_mutations,
-                           &sm90_backward_pair_mutations}) {
+                           &sm90_backward_pair_mutations,
+                           &sm90_backward_wide_mutations}) {
     std::vector<Mutation> more = piece();
     list.insert(list.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
   }

@@ -198,7 +198,7 @@ TEST(Cluster, LaunchesWantWholeClusters) {
   EXPECT_THROW(run(nothing, 1, 128, 2, 3), std::invalid_argument);
   EXPECT_THROW(run(nothing, 1, 128, 0, 2), std::invalid_argument);
   EXPECT_THROW(run(nothing, 1, 96, 2, 2), std::invalid_argument);
-  EXPECT_THROW(run(nothing, 1, 640, 2, 2), std::invalid_argument);
+  EXPECT_THROW(run(nothing, 1, 640, 4, 4), std::invalid_argument);
   EXPECT_NO_THROW(run(nothing, 1, 512, 2, 2));
 }
 

@@ -185,7 +185,7 @@ class BackToBack {
   std::vector<HostTensor> expected_dq_;
 };
 
-/// Persistent blocks, a block a tile, splits, pairs of blocks, an odd number of rows; the pass for dQ.
+/// Persistent blocks, a block a tile, splits, two and four blocks a tile, an odd number of rows; the pass for dQ.
 struct BackToBackCase {
   AttentionCase problem;
   bool deterministic = false;
@@ -196,6 +196,7 @@ std::vector<BackToBackCase> back_to_back_cases() {
       .b = 2, .h_q = 8, .h_kv = 2, .s_q = 333, .s_kv = 512, .d_qk = 128, .d_v = 128, .causal = true};
   const AttentionCase split{.b = 1, .h_q = 4, .h_kv = 1, .s_q = 2000, .s_kv = 500, .d_qk = 128, .d_v = 128};
   const AttentionCase pair{.b = 1, .h_q = 8, .h_kv = 8, .s_q = 512, .s_kv = 512, .d_qk = 256, .d_v = 256};
+  const AttentionCase wide{.b = 1, .h_q = 4, .h_kv = 2, .s_q = 333, .s_kv = 512, .d_qk = 512, .d_v = 512};
   const AttentionCase no_rows{.b = 2,
                               .h_q = 4,
                               .h_kv = 4,
@@ -205,7 +206,7 @@ std::vector<BackToBackCase> back_to_back_cases() {
                               .d_v = 96,
                               .causal = true,
                               .causal_align = CausalAlign::top_left};  // for most keys
-  return {{d64}, {d128}, {split}, {pair}, {no_rows}, {d64, true}};
+  return {{d64}, {d128}, {split}, {pair}, {wide}, {no_rows}, {d64, true}};
 }
 
 AttentionConfig config_of(const BackToBackCase& c) {

@@ -40,6 +40,18 @@ std::vector<AttentionCase> head_dims() {
                        .dtype = dtype,
                        .causal = d % 16 == 0});
     }
+    for (const std::int64_t d : {264, 320, 384}) {
+      if (dtype == DType::f32) continue;
+      cases.push_back({.b = 2,
+                       .h_q = 4,
+                       .h_kv = 2,
+                       .s_q = 201,
+                       .s_kv = 333,
+                       .d_qk = d,
+                       .d_v = d,
+                       .dtype = dtype,
+                       .causal = d % 128 == 0});
+    }
     const std::pair<std::int64_t, std::int64_t> unequal[] = {{192, 128}, {8, 256}, {256, 8}, {72, 40}, {64, 200}};
     for (const auto& [d_qk, d_v] : unequal) {
       cases.push_back(
@@ -137,7 +149,7 @@ INSTANTIATE_TEST_SUITE_P(All, UnwantedGradients, ::testing::ValuesIn(cases_of_so
 
 /// No check of theirs fails, and what they compute is right.
 TEST_F(Backward, DebugKernels) {
-  for (const std::int64_t d : {64, 128, 256}) {
+  for (const std::int64_t d : {64, 128, 256, 320}) {
     const AttentionCase c{.b = 2, .h_q = 4, .h_kv = 2, .s_q = 333, .s_kv = 500, .d_qk = d, .d_v = d, .causal = true};
     AttentionConfig config = config_of(c);
     config.debug = true;
@@ -277,6 +289,13 @@ TEST_F(Backward, PairsOfBlocks) {
   run_for_clusters(22, 40, kDims, 4, 1500, [](int i) { return std::string(i % 7 == 0 ? "splits=3" : ""); });
 }
 
+/// The kernel of four.
+TEST_F(Backward, FourBlocks) {
+  if (driver::device_info(0).arch != plan::parse_arch("sm_90a")) GTEST_SKIP() << "GPU 0 is no Hopper";
+  constexpr std::array<std::int64_t, 2> kDims[] = {{512, 512}, {320, 320}, {264, 264}, {448, 448}, {392, 392}};
+  run_for_clusters(23, 20, kDims, 2, 600, [](int i) { return std::string(i % 7 == 0 ? "splits=3" : ""); });
+}
+
 /// Clusters whose blocks share the query tiles of a key tile: every size with all head dims, also where some get none.
 TEST_F(Backward, ClustersOfBlocks) {
   if (driver::device_info(0).arch != plan::parse_arch("sm_90a")) GTEST_SKIP() << "GPU 0 is no Hopper";
@@ -411,7 +430,7 @@ TEST_P(HiddenFromBackward, AKeyReachesTheRowsThatKeepIt) {
 
 INSTANTIATE_TEST_SUITE_P(Values, HiddenFromBackward,
                          ::testing::Combine(::testing::Values("", "sm80"), ::testing::Values(DType::f16, DType::bf16),
-                                            ::testing::Values(64, 128, 256),
+                                            ::testing::Values(64, 128, 256, 320),
                                             ::testing::Values(std::nan(""), HUGE_VAL, -HUGE_VAL)));
 
 /// The last of many batches, past element 2^31 of every tensor and of the accumulator: every batch is a copy.

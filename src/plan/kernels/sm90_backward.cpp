@@ -77,9 +77,9 @@ bool starts_early(const KernelSpec& spec) {
   return spec.varlen || spec.variants.mask.empty();
 }
 
-/// Blocks stay to the end, one a multiprocessor; or two share a tile.
+/// Blocks stay to the end, one a multiprocessor; or several share a tile.
 std::int64_t enough_blocks(const Problem& problem) noexcept {
-  return is_pair(problem) ? kHopperMultiprocessors / 2 : kHopperMultiprocessors;
+  return kHopperMultiprocessors / blocks_of_tile(problem);
 }
 
 /// Whether an override leaves alone what other kernels' tiles are.
@@ -116,11 +116,11 @@ constexpr Kernel kPairKernel{
     .entry = "sm90_backward_pair",
     .op = Op::backward,
     .family = Family::sm90,
-    .unit = {.header = "sm90/sm90_backward_pair.cuh",
+    .unit = {.header = "sm90/sm90_backward_blocks.cuh",
              .params = "Sm90BackwardParams",
              .variant_params = "Sm90BackwardVariantParams",
-             .function = "sm90::backward_pair",
-             .room = "sm90::BackwardPair",
+             .function = "sm90::backward_blocks",
+             .room = "sm90::BackwardBlocks",
              .asserts_threads = true,
              .part = expression::Part::gradients},
     .fields = kPairFields,

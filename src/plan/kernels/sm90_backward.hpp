@@ -16,7 +16,7 @@ struct Sm90Backward {
   friend bool operator==(const Sm90Backward&, const Sm90Backward&) = default;
 };
 
-/// The same for head dims above 128, by two thread blocks that share a tile.
+/// The same for head dims above 128, by two thread blocks that share a tile; above 256 by four.
 struct Sm90BackwardPair {
   bool ordered_dq = false;
 

@@ -89,6 +89,7 @@ std::vector<Mutation> sm90_merge_in_cluster_mutations();
 std::vector<Mutation> sm90_cluster_parts_mutations();
 std::vector<Mutation> sm90_few_rows_mutations();
 std::vector<Mutation> sm90_backward_pair_mutations();
+std::vector<Mutation> sm90_backward_wide_mutations();
 
 }  // namespace emulator
 

@@ -92,7 +92,7 @@ TEST(Sm90BackwardPair, CandidatesAreWhatFits) {
 }
 
 TEST(Sm90BackwardPair, NeedsColumnsForBothBlocks) {
-  for (const auto& [d_qk, d_v] : {std::pair{136, 64}, {64, 256}, {264, 264}}) {
+  for (const auto& [d_qk, d_v] : {std::pair{136, 64}, {64, 256}}) {
     EXPECT_NE(sm90_backward_misfit(problem_of(d_qk, d_v)), nullptr) << d_qk << " x " << d_v;
     EXPECT_THROW(plan_backward(problem_of(d_qk, d_v), kHopper, false), Error);
   }

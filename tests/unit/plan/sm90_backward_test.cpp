@@ -659,6 +659,7 @@ TEST(Sm90BackwardLaunch, OrderedTiles) {
   EXPECT_EQ(launch(8, 2048, true).params.heads_in_flight, 33) << "of 40 that fit the cache four rounds of 132 tiles";
   EXPECT_EQ(launch(8, 2048, true, 1, 100).params.heads_in_flight, 33);
   kernels[Role::attention].own = Sm90BackwardPair{.ordered_dq = true};
+  kernels[Role::attention].d_qk = kernels[Role::attention].d_v = 256;
   const BackwardLaunch pairs = launch(8, 8192, true);
   EXPECT_EQ(pairs.grids.main, 2 * 64 * 16 * 8);
   EXPECT_EQ(pairs.params.heads_in_flight, 10) << "nearly whole rounds of 66 pairs";

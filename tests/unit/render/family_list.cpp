@@ -242,6 +242,8 @@ void add_others(const char* arch, Families& all) {
   }
   plan::Problem wide = problem_of(arch, DType::f16, 512, 512, true);
   all.forward(fmt::format("{} wide", arch), wide);
+  problem = problem_of(arch, DType::f16, 320, 320, true);
+  for (const bool deterministic : {false, true}) all.backward(fmt::format("{} wide", arch), problem, deterministic);
   const plan::Variants variants = functions();
   problem = problem_of(arch, DType::f16, 64, 64, true);
   problem.variants = &variants;
@@ -287,7 +289,7 @@ void add_statistics(const char* arch, Families& all) {
 void add_parts(const char* arch, Families& all) {
   const std::string name = fmt::format("{} part", arch);
   for (const Gradients gradients : {Gradients{true, false, true}, Gradients{true, true, false}}) {
-    for (const int d : {64, 128, 256}) {
+    for (const int d : {64, 128, 256, 320}) {
       plan::Problem problem = problem_of(arch, DType::bf16, d, d, true);
       problem.gradients = gradients;
       all.backward(name, problem, false);

@@ -104,6 +104,14 @@ plan::KernelSpec sm90_backward_pair_spec() {
   return spec;
 }
 
+plan::KernelSpec sm90_backward_wide_spec() {
+  plan::KernelSpec spec = sm90_backward_pair_spec();
+  spec.d_qk = 512;
+  spec.d_v = 320;
+  spec.stages = 4;
+  return spec;
+}
+
 plan::KernelSpec backward_spec(plan::Op op) {
   plan::KernelSpec spec = backward_spec();
   spec.own = plan::own_of(op);
@@ -179,6 +187,10 @@ TEST(Render, ForwardUnitIsGolden) {
 
 TEST(Render, Sm90BackwardPairUnitIsGolden) {
   expect_golden("sm90_backward_pair.cu", render(sm90_backward_pair_spec()).unit);
+}
+
+TEST(Render, Sm90BackwardWideUnitIsGolden) {
+  expect_golden("sm90_backward_wide.cu", render(sm90_backward_wide_spec()).unit);
 }
 
 TEST(Render, Sm90ForwardUnitIsGolden) {
@@ -337,6 +349,15 @@ TEST(Render, WhatTheBackwardDependsOnReachesIt) {
                                                          [](Spec& spec) { spec.dtype = DType::bf16; },
                                                          [](Spec& spec) { spec.d_qk = 192; },
                                                          [](Spec& spec) { spec.d_v = 128; },
+                                                         [](Spec& spec) { spec.causal = false; },
+                                                         [](Spec& spec) { spec.stages = 3; },
+                                                         [](Spec& spec) { spec.write_dq = false; },
+                                                         [](Spec& spec) { spec.split = true; },
+                                                     });
+  expect_reach_the_kernel(sm90_backward_wide_spec(), {
+                                                         [](Spec& spec) { spec.dtype = DType::bf16; },
+                                                         [](Spec& spec) { spec.d_qk = 264; },
+                                                         [](Spec& spec) { spec.d_v = 264; },
                                                          [](Spec& spec) { spec.causal = false; },
                                                          [](Spec& spec) { spec.stages = 3; },
                                                          [](Spec& spec) { spec.write_dq = false; },

@@ -1,5 +1,5 @@
 // sm90_backward arch=sm_90a dtype=f16 d_qk=256 d_v=192 causal=1 tile_m=64 tile_n=128 stages=2 write_dq=1 split=0 min_blocks=1 cluster=2
-#include <sm90/sm90_backward_pair.cuh>
+#include <sm90/sm90_backward_blocks.cuh>
 
 static_assert(sizeof(fa::kernel::BackwardParams) == 544);
 static_assert(FA_OFFSETOF(fa::kernel::BackwardParams, q) == 0);
@@ -32,7 +32,7 @@ struct Config {
   static constexpr bool kWriteDq = true;
   static constexpr bool kSplit = false;
 };
-static_assert(fa::sm90::BackwardPair<Config>::kThreads == 512);
-static_assert(fa::sm90::BackwardPair<Config>::kSharedBytes == 230400);
+static_assert(fa::sm90::BackwardBlocks<Config>::kThreads == 512);
+static_assert(fa::sm90::BackwardBlocks<Config>::kSharedBytes == 230400);
 
-FA_CLUSTER_KERNEL(fa_sm90_backward_pair, fa::kernel::Sm90BackwardParams, 512, 1, 2) { fa::sm90::backward_pair<Config>(params); }
+FA_CLUSTER_KERNEL(fa_sm90_backward_pair, fa::kernel::Sm90BackwardParams, 512, 1, 2) { fa::sm90::backward_blocks<Config>(params); }
