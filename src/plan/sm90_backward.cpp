@@ -135,6 +135,7 @@ const char* sm90_backward_obstacle(const Problem& problem) noexcept {
   if (is_pair(problem) && !sm90_backward_is_plain(problem)) {
     return "packed batches, dropout, functions, windows and sinks at head dims above 128 are for another family";
   }
+  if (problem.bounded && blocks_of_tile(problem) == 4) return "bounds at head dims above 256 are for another family";
   const bool plain_gradient = loads_ahead(problem) && problem.variants->constant_slopes &&
                               problem.variants->captures.size() == 1 && !problem.varlen && !problem.dropout &&
                               problem.variants->mask.empty();

@@ -75,7 +75,8 @@ int sm90_backward_box_keys(const KernelSpec& spec) noexcept {
 const char* sm90_backward_pair_misfit(const Problem& problem) noexcept {
   if (std::max(problem.d_qk, problem.d_v) > kMaxHeadDim) return "sm90 with head dims up to 512";
   if (blocks_of_tile(problem) == 4) {
-    return std::min(problem.d_qk, problem.d_v) > kAboveTwo ? nullptr : "sm90 with both head dims above 256 where one is";
+    return std::min(problem.d_qk, problem.d_v) > kAboveTwo ? nullptr
+                                                           : "sm90 with both head dims above 256 where one is";
   }
   if (std::min(problem.d_qk, problem.d_v) <= kSlabColumns) {
     return "sm90 with both head dims above 64 where one is above 128";

@@ -60,14 +60,15 @@ TEST(Sm90BackwardWide, IsTakenWhereNothingElseIsAskedFor) {
   EXPECT_EQ(choose_backward(ampere, {}).family, Family::sm80);
 }
 
-TEST(Sm90BackwardWide, LeavesVariantsToAnotherFamily) {
+TEST(Sm90BackwardWide, LeavesVariantsAndBoundsToAnotherFamily) {
   Variants window;
   window.left_window = true;
-  for (const int kind : {0, 1, 2}) {
+  for (const int kind : {0, 1, 2, 3}) {
     Problem problem = problem_of(512, 512);
     problem.varlen = kind == 0;
     problem.dropout = kind == 1;
     if (kind == 2) problem.variants = &window;
+    problem.bounded = kind == 3;
     EXPECT_NE(sm90_backward_obstacle(problem), nullptr);
     EXPECT_EQ(choose_backward(problem, kHopper).family, Family::sm80);
   }
