@@ -221,6 +221,13 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
     params.paged.slots = static_cast<int>(schedule.slots);
     params.paged.segment_slots = static_cast<int>(schedule.segment_slots);
   }
+  // Blocks that take tiles from a counter are never too few.
+  int blocks = spec.dynamic() ? multiprocessors : std::max(multiprocessors, most_blocks);
+  if (in_tiles) {  // a tile's blocks are neighbours in one round: the last waits for lower numbers alone
+    params.splits = std::min({params.splits, blocks, multiprocessors});
+    blocks -= blocks % params.splits;
+    multiprocessors -= multiprocessors % params.splits;
+  }
   ForwardGrid launch;
   if (shares && !in_tiles) params.sequences.wave = sharing;
   launch.tiles = std::int64_t{params.m_blocks} * params.heads * (problem.varlen ? 1 : params.b) * params.splits;
@@ -229,8 +236,6 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
     return launch;
   }
   if (shares && !in_tiles) launch.tiles *= sharing;
-  // Blocks that take tiles from a counter are never too few.
-  const int blocks = spec.dynamic() ? multiprocessors : std::max(multiprocessors, most_blocks);
   const bool stays = persistent && spec.cluster() == 1;  // those of a cluster end together, with their tile
   launch.grid = stays || spec.bounded ? std::min<std::int64_t>(launch.tiles, blocks) : launch.tiles;
   if (persistent && comes_in_waves(problem) && !spec.bounded && !spec.dynamic()) {

@@ -83,7 +83,7 @@ WorkspaceLayout forward_workspace(const Problem& problem, const Choice& choice, 
     layout.add(Section::counters, static_cast<std::size_t>(needs.fixed.counters) * sizeof(std::int32_t));
   }
   if (needs.fixed.flags != 0) {
-    layout.add(Section::split_flags, static_cast<std::size_t>(needs.fixed.flags) * sizeof(std::uint64_t));
+    layout.add(Section::split_flags, static_cast<std::size_t>(needs.fixed.flags) * sizeof(std::uint64_t), kAlignment);
   }
   if (needs.fixed.partial_o != 0) layout.add(Section::partial_o, bytes_of(needs.fixed.partial_o), kAlignment);
   if (needs.fixed.partial_lse != 0) layout.add(Section::partial_lse, bytes_of(needs.fixed.partial_lse), kAlignment);

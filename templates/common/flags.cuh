@@ -11,9 +11,10 @@
 // holds, no flag is up before; each is taken down by who has waited for it.
 namespace fa::kernel {
 
-inline constexpr uint64_t kFlagUp = 0x9e3779b97f4a7c15;
+inline constexpr uint64_t kFlagUp = 0x6d45161bc6c0dd49;
 
-/// Called by a warp, whose block starts behind those that raise the flags: flags [0, count) are up, and taken down.
+/// Called by a warp, whose block has a higher number than those that raise the flags, which wait for none of its: flags
+/// [0, count) are up, and taken down.
 FA_DEVICE void await_flags(uint64_t* flags, int count) {
   FA_UNROLL_BY(1)
   for (int i = ptx::thread_index() % kWarpSize; i < count; i += kWarpSize) {

@@ -11,7 +11,7 @@ namespace fa::kernel {
 /// swizzle, innermost axis first.
 struct Sm90BackwardParams {
   TensorMap map_q;     // [d_qk, s_q, h_q, b], a box of tile_m rows; varlen: [d_qk, total_q, h_q, 1], and so on
-  TensorMap map_k;     // [d_qk, s_kv, h_kv, b], a box of tile_n keys
+  TensorMap map_k;     // [d_qk, s_kv, h_kv, b], a box of tile_n keys; of four blocks a tile of half as many
   TensorMap map_v;     // [d_v, s_kv, h_kv, b], likewise
   TensorMap map_dout;  // [d_v, s_q, h_q, b], a box of tile_m rows
   BackwardParams base;

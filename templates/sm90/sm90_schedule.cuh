@@ -58,7 +58,10 @@ struct Schedule : ForwardBlock<Traits> {
     if constexpr (!kWaves) return {0, 0};
     return rounds_of_wave(kernel::ceil_div(tiles, wave_size()), ptx::block_index() / wave_size());
   }
-  FA_DEVICE int tile_index(int round) const { return tile_of_round(round, place_in_wave(), wave_size()); }
+  FA_DEVICE int tile_index(int round) const {
+    if constexpr (kShares) return round * wave_size() + place_in_wave();  // blocks of a tile wait for lower numbers
+    return tile_of_round(round, place_in_wave(), wave_size());
+  }
   FA_DEVICE bool has_tile(const Rounds& own, int round) const {
     return (!kWaves || round < own.end) && tile_index(round) < tiles;
   }

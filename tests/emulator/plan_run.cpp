@@ -108,7 +108,7 @@ void run_plan(CallPlan& call, const PlanKernels& kernels, Memory& memory, std::u
 }
 
 void expect_flags_down(const std::uint64_t* flags, std::int64_t count) {
-  constexpr std::uint64_t kUp = 0x9e3779b97f4a7c15;
+  constexpr std::uint64_t kUp = 0x6d45161bc6c0dd49;
   for (std::int64_t i = 0; i < count; ++i) {
     if (flags[i] == kUp) throw NotWritten("a flag is still up");
   }

@@ -12,6 +12,7 @@
 
 #include "plan/early_start.hpp"
 #include "plan/fixed_splits.hpp"
+#include "plan/forward_launch.hpp"
 #include "plan/planner.hpp"
 #include "plan/row_arithmetic.hpp"
 #include "plan/workspace.hpp"
@@ -209,6 +210,27 @@ TEST(InvariantPlans, ShareSplitsOfFewTiles) {
   problem.b = 4096;
   problem.s_kv = 131072;  // more partial results than any call may have
   EXPECT_FALSE(plan_forward(problem, {}).kernel.split);
+}
+
+/// The last block of a tile waits for the others: they have lower numbers, in the same round of the grid.
+TEST(InvariantPlans, BlocksOfATileAreInOneRound) {
+  Problem problem = problem_of("sm_90a", DType::bf16, 128, 128, Invariance::rows);
+  problem.h_q = 32;
+  problem.h_kv = 8;
+  problem.s_kv = 8192;  // 15 splits
+  for (const int b : {1, 8, 13, 40}) {
+    for (const int multiprocessors : {1, 2, 7, 30, 132}) {
+      problem.b = b;
+      const KernelSpec spec = plan_forward(problem, {}).kernel;
+      kernel::ForwardVariantParams params;
+      const ForwardGrid launch = forward_params(problem, {}, 1, 1, spec, multiprocessors, {}, params, 0);
+      EXPECT_GE(params.splits, 1);
+      EXPECT_LE(params.splits, fixed_splits(problem, spec).sharing);
+      EXPECT_LE(launch.grid, 2 * multiprocessors);
+      EXPECT_EQ(launch.grid % params.splits, 0) << b << ' ' << multiprocessors;
+      EXPECT_EQ(launch.tiles, std::int64_t{b} * 8 * params.splits);
+    }
+  }
 }
 
 TEST(InvariantPlans, HaveRoomForEverySplit) {
