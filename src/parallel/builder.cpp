@@ -108,7 +108,7 @@ Builder::Builder(const Problem& problem, std::int64_t rows_q, std::int64_t rows_
   const Problem& p = problem;
   const auto add = [this, &p](const char* name, Element element, std::int64_t heads, std::int64_t rows,
                               std::int64_t columns) {
-    plan_.tensors.push_back({name, element, p.b, heads, rows, columns, false});
+    plan_.tensors.push_back({name, element, p.b, heads, rows, columns, false, false});
   };
   add("q", Element::own, p.h_q, rows_q, p.d_qk);
   add("k", Element::own, p.h_kv, rows_kv, p.d_qk);
@@ -121,18 +121,25 @@ Builder::Builder(const Problem& problem, std::int64_t rows_q, std::int64_t rows_
   add("dk", Element::own, p.h_kv, rows_kv, p.d_qk);
   add("dv", Element::own, p.h_kv, rows_kv, p.d_v);
   for (const char* const name : {"sink", "dsink"}) {
-    plan_.tensors.push_back({name, Element::statistic, 1, 1, p.h_q, 1, false});
+    plan_.tensors.push_back({name, Element::statistic, 1, 1, p.h_q, 1, false, false});
   }
 }
 
 int Builder::tensor(std::string name, Element element, std::int64_t heads, std::int64_t rows, std::int64_t columns,
                     bool kv_in_flight) {
-  plan_.tensors.push_back({std::move(name), element, problem_.b, heads, rows, columns, kv_in_flight});
+  plan_.tensors.push_back({std::move(name), element, problem_.b, heads, rows, columns, kv_in_flight, false});
   return static_cast<int>(plan_.tensors.size()) - 1;
 }
 
+int Builder::travelling(std::string name, const Local& local, std::int64_t rows, std::int64_t columns,
+                        bool kv_in_flight) {
+  const int made = tensor(std::move(name), Element::own, local.h_kv, rows, columns, kv_in_flight);
+  plan_.tensors.back().by_rows = local.by_rows;
+  return made;
+}
+
 int Builder::flat(std::string name, std::int64_t rows, std::int64_t columns) {
-  plan_.tensors.push_back({std::move(name), Element::statistic, 1, 1, rows, columns, false});
+  plan_.tensors.push_back({std::move(name), Element::statistic, 1, 1, rows, columns, false, false});
   return static_cast<int>(plan_.tensors.size()) - 1;
 }
 

@@ -20,6 +20,7 @@ struct Local {
   std::int64_t h_kv = 0;
   std::int64_t head_offset = 0;  ///< of this rank's first query head
   bool dense_kv = false;         ///< transfers can take k and v as they lie
+  bool by_rows = false;          ///< k and v travel whole, in the order of rows, heads, columns
   int q = kQ, k = kK, v = kV, o = kO, lse = kLse;
   int dout = kDout, dlse = kDlse, dq = kDq, dk = kDk, dv = kDv;
 
@@ -51,6 +52,8 @@ class Builder {
   const Problem& problem() const noexcept { return problem_; }
   int tensor(std::string name, Element element, std::int64_t heads, std::int64_t rows, std::int64_t columns,
              bool kv_in_flight = false);
+  /// What travels as k and v of `local` do.
+  int travelling(std::string name, const Local& local, std::int64_t rows, std::int64_t columns, bool kv_in_flight);
   /// Of numbers without b and heads, f32.
   int flat(std::string name, std::int64_t rows, std::int64_t columns);
   const PlanTensor& at(int tensor) const { return plan_.tensors[static_cast<std::size_t>(tensor)]; }

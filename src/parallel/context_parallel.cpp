@@ -22,7 +22,7 @@ using c_bridge::check_tensors;
 using c_bridge::NamedTensor;
 
 /// Plans of so many sizes are kept. Half of them go at a time: freeing their memory waits for the device.
-constexpr std::size_t kKeptPlans = 64;
+constexpr std::size_t kKeptPlans = 128;
 // Beside transfers, thread blocks for each multiprocessor: those on multiprocessors that NCCL has for a while are late
 // by a small part of a call.
 constexpr int kBlocksBesideTransfers = 16;
@@ -80,8 +80,9 @@ class ContextParallel::Impl {
     call.shape = whole_shape(shape, call.lengths);
     // Calls that give everything, and lie as transfers take them: others are planned when they come.
     for (const bool dense : {true, false}) {
-      if (dense && !can_be_dense(call.shape)) continue;
-      call.dense_kv = dense;
+      call.dense_kv = dense && can_be_dense(call.shape);
+      call.dense_rows = dense && config_.attention.varlen;
+      if (dense && !call.dense_kv && !call.dense_rows) continue;
       call.has_sink_gradient = config_.attention.sink;
       find(call, false);
       if (with_backward) find(call, true);
@@ -167,12 +168,13 @@ class ContextParallel::Impl {
     GivenTensors given;
     CallContext context;
     bool dense_kv = false;
+    bool dense_rows = false;
     bool has_dlse = false;
     bool owned_lse = false;
     bool has_sink_gradient = false;
   };
   using Key = std::tuple<bool, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
-                         std::vector<std::int64_t>, bool, bool, bool>;
+                         std::vector<std::int64_t>, bool, bool, bool, bool>;
 
   Problem planned_problem(const ContextShape& shape, const std::vector<std::int64_t>& lengths) const {
     const int ranks = communicator_->size();
@@ -282,6 +284,7 @@ class ContextParallel::Impl {
     call.given[kK] = checked_tensor(call, "k", inputs.k, k.heads, false, d_qk(), own());
     call.given[kV] = checked_tensor(call, "v", inputs.v, k.heads, false, d_v(), own());
     call.dense_kv = is_dense(call.given[kK]) && is_dense(call.given[kV]);
+    call.dense_rows = varlen && is_dense_by_rows(call.given[kK]) && is_dense_by_rows(call.given[kV]);
     call.context.captures = inputs.captures;
     call.context.dropout = inputs.dropout;
     if (config_.attention.sink) {
@@ -306,8 +309,17 @@ class ContextParallel::Impl {
 
   static Key key_of(const Call& call, bool backward) {
     const ContextShape& s = call.shape;
-    return {backward, s.b,          s.h_q,         s.h_kv,        s.s_q,
-            s.s_kv,   call.lengths, call.dense_kv, call.has_dlse, backward && call.has_sink_gradient};
+    return {backward,
+            s.b,
+            s.h_q,
+            s.h_kv,
+            s.s_q,
+            s.s_kv,
+            call.lengths,
+            call.dense_kv,
+            call.dense_rows,
+            call.has_dlse,
+            backward && call.has_sink_gradient};
   }
 
   /// Nothing can be compiled or allocated while a stream is captured.
@@ -351,6 +363,7 @@ class ContextParallel::Impl {
     drop_plans();
     Problem problem = planned_problem(s, call.lengths);
     problem.dense_kv = call.dense_kv;
+    problem.dense_rows = call.dense_rows;
     problem.dlse = call.has_dlse;
     problem.sink = config_.attention.sink && (!backward || call.has_sink_gradient);
     const int rank = communicator_->rank();

@@ -184,6 +184,7 @@ class Run {
     whole.shape = {planned.b, planned.heads, planned.rows, planned.columns};
     const std::int64_t matrix = planned.rows * planned.columns;
     whole.strides = {matrix, planned.b * matrix, planned.columns, 1};
+    if (planned.by_rows) whole.strides = {planned.elements(), planned.columns, planned.heads * planned.columns, 1};
     return part_of(whole, region);
   }
 

@@ -54,7 +54,8 @@ Grid grid_of(const Problem& problem, int rank) {
   grid.outer.h_q = problem.h_q / width;
   grid.outer.h_kv = problem.h_kv / width;
   grid.outer.head_offset = grid.me * grid.outer.h_q;
-  grid.outer.dense_kv = problem.dense_kv || width > 1;
+  grid.outer.by_rows = problem.packed && width == 1 && problem.scheme != Scheme::all_gather;
+  grid.outer.dense_kv = width > 1 || (grid.outer.by_rows ? problem.dense_rows : problem.dense_kv);
   return grid;
 }
 

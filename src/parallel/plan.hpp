@@ -23,7 +23,8 @@ enum class Element : std::uint8_t {
 enum Given : int { kQ, kK, kV, kO, kLse, kDout, kDlse, kDq, kDk, kDv, kSink, kDsink, kGivenCount };
 
 /// A tensor [b, heads, rows, columns]. Scratch ones lie in the order of heads, b, rows, columns, without gaps: some of
-/// the heads are one piece of memory, which a transfer takes.
+/// the heads are one piece of memory, which a transfer takes. Those that are `by_rows` lie in the order of rows, heads,
+/// columns, as packed tensors do, and transfers take all of them.
 struct PlanTensor {
   std::string name;
   Element element = Element::own;
@@ -32,6 +33,7 @@ struct PlanTensor {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   bool is_kv_in_flight = false;  ///< holds keys and values of other ranks
+  bool by_rows = false;          ///< b is 1
   std::int64_t elements() const noexcept { return b * heads * rows * columns; }
 };
 

@@ -37,8 +37,9 @@ struct Problem {
   std::int64_t chunk = 0;
   bool functions = false;  ///< scores depend on positions: every call is told its own
   bool sink = false;
-  bool dlse = false;      ///< backward is given a gradient of lse
-  bool dense_kv = false;  ///< the caller's K and V lie as transfers take them
+  bool dlse = false;        ///< backward is given a gradient of lse
+  bool dense_kv = false;    ///< the caller's K and V lie as transfers take them: heads, b, rows, columns
+  bool dense_rows = false;  ///< of packed batches: rows, heads, columns, which transfers of all heads take
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };

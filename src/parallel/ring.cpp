@@ -53,14 +53,14 @@ class Ring {
     for (const Pieces& pieces : local.kv_pieces) rows = std::max(rows, rows_of(pieces));
     if (receives_any()) {
       for (KeyTensors& buffer : buffers_) {
-        buffer.k = builder.tensor("k in flight", Element::own, local.h_kv, rows, problem.d_qk, true);
-        buffer.v = builder.tensor("v in flight", Element::own, local.h_kv, rows, problem.d_v, true);
+        buffer.k = builder.travelling("k in flight", local, rows, problem.d_qk, true);
+        buffer.v = builder.travelling("v in flight", local, rows, problem.d_v, true);
         buffer.heads = local.h_kv;
       }
     }
     if (reach(local.me) > 0 && !local.dense_kv) {
-      sent_.k = builder.tensor("k to send", Element::own, local.h_kv, rows_of(local.kv_rows()), problem.d_qk);
-      sent_.v = builder.tensor("v to send", Element::own, local.h_kv, rows_of(local.kv_rows()), problem.d_v);
+      sent_.k = builder.travelling("k to send", local, rows_of(local.kv_rows()), problem.d_qk, false);
+      sent_.v = builder.travelling("v to send", local, rows_of(local.kv_rows()), problem.d_v, false);
       builder.add(Copy{builder.whole(sent_.k), builder.whole(local.k)});
       builder.add(Copy{builder.whole(sent_.v), builder.whole(local.v)});
     }

@@ -93,13 +93,26 @@ TensorView statistic_view(const char* name, const TensorView& given, const std::
   return checked(name, given, shape, dtype, packed, true);
 }
 
-bool is_dense(const TensorView& view) {
+namespace {
+
+/// The innermost first.
+bool lie_in_order(const TensorView& view, const std::array<std::size_t, 4>& axes) {
   std::int64_t stride = 1;
-  for (const std::size_t axis : {3u, 2u, 0u, 1u}) {
+  for (const std::size_t axis : axes) {
     if (view.shape[axis] > 1 && view.strides[axis] != stride) return false;
     stride *= view.shape[axis];
   }
   return true;
+}
+
+}  // namespace
+
+bool is_dense(const TensorView& view) {
+  return lie_in_order(view, {3, 2, 0, 1});
+}
+
+bool is_dense_by_rows(const TensorView& view) {
+  return view.shape[0] == 1 && lie_in_order(view, {3, 1, 2, 0});
 }
 
 }  // namespace fa::parallel

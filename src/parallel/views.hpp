@@ -27,6 +27,8 @@ TensorView statistic_view(const char* name, const TensorView& given, const std::
 
 /// Whether heads, b, rows and columns lie in this order without gaps.
 bool is_dense(const TensorView& view);
+/// Whether rows, heads and columns do, with a b of 1.
+bool is_dense_by_rows(const TensorView& view);
 
 }  // namespace fa::parallel
 

@@ -54,6 +54,9 @@ inline std::vector<parallel::Problem> plan_cases(int ranks) {
         p.packed = true;
         p.lengths_q = p.lengths_kv = {2 * ranks, 0, 6 * ranks, 4 * ranks};
         add_masks(p);
+        if (scheme != Scheme::ring || ulysses > 1) continue;
+        p.dense_rows = true;  // which a ring alone sends as they lie
+        add_masks(p);
       }
     }
   }

@@ -90,6 +90,38 @@ class PlanSimulation {
     return ranks_[r].tensors[t].at(static_cast<std::size_t>(head * plans_[r].tensors[t].rows + row));
   }
 
+  /// In the order of memory.
+  std::vector<Origin> sent(int rank, const parallel::Region& region) {
+    const parallel::PlanTensor& tensor =
+        plans_[static_cast<std::size_t>(rank)].tensors[static_cast<std::size_t>(region.tensor)];
+    if (region.rows != tensor.rows || region.row_step != 1) fail("some rows are no piece of memory");
+    std::vector<Origin> all = content(rank, region);
+    if (is_by_rows(region, tensor)) all = transposed(all, region.heads, region.rows);
+    return all;
+  }
+  void receive(int rank, const parallel::Region& region, std::vector<Origin> all) {
+    const parallel::PlanTensor& tensor =
+        plans_[static_cast<std::size_t>(rank)].tensors[static_cast<std::size_t>(region.tensor)];
+    if (is_by_rows(region, tensor)) all = transposed(all, region.rows, region.heads);
+    put(rank, region, all);
+  }
+  bool is_by_rows(const parallel::Region& region, const parallel::PlanTensor& tensor) {
+    const bool given = region.tensor < parallel::kGivenCount;
+    if (given && !problem_.dense_kv && !problem_.dense_rows) fail("a tensor is sent that has gaps");
+    const bool by_rows = given ? problem_.dense_rows : tensor.by_rows;
+    if (by_rows && region.heads != tensor.heads) fail("some heads are no piece of memory");
+    return by_rows;
+  }
+  /// Of [rows][columns].
+  static std::vector<Origin> transposed(const std::vector<Origin>& all, std::int64_t rows, std::int64_t columns) {
+    std::vector<Origin> turned;
+    for (std::int64_t column = 0; column < columns; ++column) {
+      for (std::int64_t row = 0; row < rows; ++row)
+        turned.push_back(all[static_cast<std::size_t>(row * columns + column)]);
+    }
+    return turned;
+  }
+
   std::vector<Origin> content(int rank, const parallel::Region& region) {
     std::vector<Origin> all;
     for (std::int64_t h = 0; h < region.heads; ++h) {
@@ -118,7 +150,7 @@ class PlanSimulation {
       put(me, copy->to, content(me, copy->from));
     } else if (const auto* const exchange = std::get_if<parallel::Exchange>(&op)) {
       for (const parallel::PlanTransfer& transfer : exchange->transfers) {
-        if (transfer.sends) mail_[{me, transfer.peer}].push_back(content(me, transfer.region));
+        if (transfer.sends) mail_[{me, transfer.peer}].push_back(sent(me, transfer.region));
       }
       own.under_way.push_back(*exchange);
     } else if (const auto* const wait = std::get_if<parallel::Wait>(&op)) {
@@ -143,7 +175,7 @@ class PlanSimulation {
     }
     for (const parallel::PlanTransfer& transfer : exchange.transfers) {
       if (transfer.sends) continue;
-      put(me, transfer.region, mail_[{transfer.peer, me}].front());
+      receive(me, transfer.region, mail_[{transfer.peer, me}].front());
       mail_[{transfer.peer, me}].pop_front();
     }
     return true;
