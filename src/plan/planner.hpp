@@ -29,7 +29,7 @@ struct Choice {
   bool own_parts = false;       ///< likewise, and find their parts by themselves
   bool splits_request = false;  ///< likewise in splits, equal parts of each request's length; splits tell the slot
   int few_rows = 0;  ///< sm80: a head has at most 32 (1, above head dim 256) or 16 (2), where that counts; 3: few
-                     ///< heads; sm90_fp8: 1: splits of at most 64
+                     ///< heads; over fewer bits 4 more: 8, and 8 more: many keys; sm90_fp8: 1: splits of at most 64
   bool shares_splits = false;  ///< with a fixed split size: thread blocks share the splits of a query tile
   bool multicast = false;      ///< sm90_wide: the two blocks of a cluster copy keys for each other
   Family family = Family::sm80;

@@ -50,6 +50,10 @@ constexpr int kMaxGroupWarps = 8;   // that share rows
 constexpr int kWideHeadDim = 256;   // above, no two warps hold whole rows of O
 constexpr int kMaxTileM = 1024;
 constexpr std::int64_t kFewRows = 16;  // of a tile of one mma's
+constexpr int kHalfTile = 8;           // rows of a tile that takes half of it
+// Of Choice::few_rows, over K or V of fewer bits.
+constexpr int kHalfRows = 4;
+constexpr int kLongTiles = 8;
 constexpr std::int64_t kFewestTiles = 16;
 constexpr std::int64_t kDeepestTiles = 16;   // KV tiles of a part, at most: beyond, two blocks hide more than a buffer
 constexpr std::int64_t kKeysOfFewRows = 64;  // of a KV tile
@@ -122,6 +126,12 @@ constexpr TileFamily k16BitFewRowsHalf[] = {
     {16, 4, 4, true, 1, {64, 64, 64, 64, 64}, 1, true}, {16, 4, 3, true, 1, {64, 64, 64, 64, 64}, 1, true},
     {16, 4, 2, true, 1, {64, 64, 64, 64, 64}, 1, true}, {16, 4, 2, false, 1, {64, 64, 64, 64, 64}, 1, true},
     {64, 4, 2, false, 1, {64, 48, 32, 32, 32}},         {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
+// Both in e4m3, up to a head dim of 128: twice the keys with half of the buffers, 1 to 12 % of a decode.
+constexpr TileFamily k16BitFewRowsHalfLong[] = {{16, 4, 2, true, 1, {128, 128, 128, 128, 128}, 1, true},
+                                                {16, 4, 3, true, 1, {64, 64, 64, 64, 64}, 1, true},
+                                                {16, 4, 2, false, 1, {64, 64, 64, 64, 64}, 1, true},
+                                                {64, 4, 2, false, 1, {64, 48, 32, 32, 32}},
+                                                {64, 4, 1, false, 1, {64, 48, 32, 16, 16}}};
 constexpr TileFamily k32BitSmall[] = {{128, 4, 1, false, 1, {32, 16, 16, 16, 16}},
                                       {64, 4, 1, false, 1, {32, 16, 16, 16, 16}}};
 constexpr TileFamily k32BitMedium[] = {{64, 4, 1, false, 1, {32, 16, 16, 16, 16}},
@@ -176,6 +186,18 @@ bool has_half_products(const Problem& problem) {
                                                       storage_of(problem.v_dtype, problem.group_size));
 }
 
+/// Whether half of an mma's rows are as many as a KV head has, over K or V of fewer bits. Measured on Hopper.
+bool has_half_tiles(const Problem& problem, const Choice& choice) {
+  const std::int64_t rows = problem.s_q * (choice.pack_gqa ? problem.h_q / problem.h_kv : 1);
+  // Blocks that find their parts have slots of packed rows counted by whole tiles.
+  return problem.arch.major >= 9 && rows <= kHalfTile && !(choice.own_parts && problem.varlen);
+}
+
+/// Whether parts of pages are as long as a KV tile of 128 keys.
+bool fills_long_tiles(const Problem& problem) {
+  return !problem.paged() || problem.b * problem.h_kv * visible_keys(problem) >= 2 * 128 * kHopperMultiprocessors;
+}
+
 std::span<const TileFamily> preferred_tiles(const Problem& problem, const Choice& choice) {
   using Tiles = std::span<const TileFamily>;
   const int d = std::max(problem.d_qk, problem.d_v);
@@ -187,6 +209,8 @@ std::span<const TileFamily> preferred_tiles(const Problem& problem, const Choice
   }
   if (choice.few_rows > 0) {
     if (has_half_products(problem) && limits(problem.arch).shared_per_sm >= kDeepShared) {
+      const bool bytes = problem.k_dtype == DType::e4m3 && problem.v_dtype == DType::e4m3;
+      if (bytes && d <= 128 && (choice.few_rows & kLongTiles) != 0) return k16BitFewRowsHalfLong;
       const std::size_t fewer = d > 192 ? 2 : d > 128 || problem.paged() ? 1 : 0;
       return Tiles(k16BitFewRowsHalf).subspan(fewer);
     }
@@ -220,7 +244,7 @@ int warps_n(const KernelSpec& spec) {
 
 /// Tiles of 16 rows of a warp.
 int m_tiles_of(const KernelSpec& spec) {
-  if (spec.as<Sm80Forward>().split_warps) return spec.tile_m / 16;
+  if (spec.as<Sm80Forward>().split_warps) return std::max(spec.tile_m / 16, 1);
   return spec.tile_m * warps_n(spec) / spec.warps / 16;
 }
 
@@ -297,13 +321,23 @@ std::string sharing_refusal(const KernelSpec& spec) {
   return {};
 }
 
+/// Whether warps copy the keys that they have (OwnKeys).
+bool splits_stored_keys(const KernelSpec& spec) {
+  const Sm80Forward& own = spec.as<Sm80Forward>();
+  const int keys = spec.warps > 0 ? spec.tile_n / spec.warps : 0;
+  return own.stored() && (spec.aligned || (own.k_storage != 0 && own.v_storage != 0)) && spec.stages > 1 &&
+         (keys == 16 || keys == 32);
+}
+
 std::string split_refusal(const KernelSpec& spec) {
   if (!spec.as<Sm80Forward>().split_warps) return {};
   if (spec.max_logit != 0 || spec.entropy) return "split_warps = true: accepted without statistics of rows";
   if (spec.dtype == DType::f32) return "split_warps = true: fp32 warps do not share rows";
   if (warps_n(spec) != 1) return fmt::format("split_warps = true: warps_n = {}: accepted is 1", spec.warps_n);
-  if (spec.tile_m < 16 || spec.tile_m > 64 || spec.tile_m % 16 != 0) {
-    return fmt::format("split_warps = true: tile_m = {}: accepted are multiples of 16 up to 64", spec.tile_m);
+  const bool half = spec.tile_m == kHalfTile && splits_stored_keys(spec);
+  if (!half && (spec.tile_m < 16 || spec.tile_m > 64 || spec.tile_m % 16 != 0)) {
+    return fmt::format("split_warps = true: tile_m = {}: accepted are multiples of 16 up to 64{}", spec.tile_m,
+                       splits_stored_keys(spec) ? ", and 8" : "");
   }
   if (spec.tile_n % (16 * spec.warps) != 0) {
     return fmt::format("split_warps = true: tile_n = {}: accepted are multiples of 16 * warps = {}", spec.tile_n,
@@ -440,7 +474,7 @@ KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n,
   const bool groups = sharing > 2 || (sharing == 2 && tile.warps_n == 2 && tile.tile_m < 16 * tile.warps);
   const int rows = groups ? std::max(std::clamp(warps, 1, kMaxWarps) / sharing, 1) : std::clamp(warps, 1, kMaxWarps);
   own.split_warps = fixed.flag("split_warps", tile.split_warps);
-  const int granule = own.split_warps ? 16 : 16 * rows;
+  const int granule = own.split_warps ? std::min(tile.tile_m, 16) : 16 * rows;
   spec.tile_m = fixed.number("tile_m", std::max(tile.tile_m / granule, 1) * granule);
   spec.tile_n = fixed.number("tile_n", tile_n);
   spec.warps = warps;
@@ -462,7 +496,7 @@ KernelSpec with_tile(const Problem& problem, const TileFamily& tile, int tile_n,
 int sm80_forward_shared_bytes(const KernelSpec& spec) {
   const int element = static_cast<int>(size_of(spec.dtype));
   const Sm80Forward& own = spec.as<Sm80Forward>();
-  const int query = spec.tile_m * std::max(pitch(spec.d_qk, element), pitch(spec.d_v, element));
+  const int query = std::max(spec.tile_m, 16) * std::max(pitch(spec.d_qk, element), pitch(spec.d_v, element));
   const int of_v = own.value_in_key ? 0 : pitch(stored_row_bytes(own.v_storage, spec.d_v, element), 1);
   const int key = pitch(stored_row_bytes(own.k_storage, spec.d_qk, element), 1) + of_v;
   const int scales =  // of a key
@@ -497,7 +531,8 @@ std::string sm80_forward_refusal(const KernelSpec& spec) {
   }
   if (std::string reason = split_refusal(spec); !reason.empty()) return reason;
   const bool by_warps = spec.as<Sm80Forward>().split_warps || has_groups(spec) || spec.tile_m % (16 * spec.warps) == 0;
-  if (spec.tile_m < 16 || spec.tile_m > kMaxTileM || !by_warps) {
+  const int fewest = spec.as<Sm80Forward>().split_warps ? kHalfTile : 16;
+  if (spec.tile_m < fewest || spec.tile_m > kMaxTileM || !by_warps) {
     return fmt::format("tile_m = {}: accepted are multiples of 16 * warps = {} up to {}", spec.tile_m, 16 * spec.warps,
                        kMaxTileM);
   }
@@ -558,6 +593,10 @@ int sm80_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choi
     if (few_heads && of_16_bits &&
         heads * visible_keys(problem) <= kDeepestTiles * kKeysOfFewRows * kHopperMultiprocessors)
       choice.few_rows = 3;
+    if (choice.few_rows > 0 && problem.stored()) {
+      if (has_half_tiles(problem, choice)) choice.few_rows |= kHalfRows;
+      if (fills_long_tiles(problem)) choice.few_rows |= kLongTiles;
+    }
     return choice.few_rows > 0 ? 16 : choice.short_query ? 64 : 128;
   }
   choice.few_rows = problem.dtype == DType::f32 || rows > 32 ? 0 : rows > 16 ? 1 : 2;
@@ -653,7 +692,8 @@ std::vector<KernelSpec> fitting_specs(const Problem& problem, const Fixed& fixed
     return specs;
   }
   for (const bool comfortable : {true, false}) {
-    for (const TileFamily& tile : preferred_tiles(problem, choice)) {
+    for (TileFamily tile : preferred_tiles(problem, choice)) {
+      if (problem.stored() && (choice.few_rows & kHalfRows) != 0 && tile.split_warps) tile.tile_m = kHalfTile;
       for (const int tile_n : tile.tile_n) add(tile, tile_n, comfortable);
     }
   }

@@ -10,14 +10,14 @@ namespace fa::kernel {
 
 /// Sets the scores of hidden keys to -inf. `limit[m][r]` is the first hidden key of a thread's row, counted from the
 /// tile's first key and this thread's first column (2 * (lane % 4)): one comparison with a constant an element.
-template <int kMTiles, int kNTiles>
+template <int kHalves = 2, int kMTiles, int kNTiles>
 FA_DEVICE void mask_scores(Fragment<kMTiles, kNTiles>& s, const int (&limit)[kMTiles][2]) {
   FA_UNROLL
   for (int m = 0; m < kMTiles; ++m) {
     FA_UNROLL
     for (int n = 0; n < kNTiles; ++n) {
       FA_UNROLL
-      for (int e = 0; e < 4; ++e) {
+      for (int e = 0; e < 2 * kHalves; ++e) {
         if (8 * n + e % 2 >= limit[m][e / 2]) s[m][n][e] = -kInfinity;
       }
     }
@@ -25,7 +25,7 @@ FA_DEVICE void mask_scores(Fragment<kMTiles, kNTiles>& s, const int (&limit)[kMT
 }
 
 /// The same for keys before `begin[m][r]` and from `end[m][r]` on, counted alike.
-template <int kMTiles, int kNTiles>
+template <int kHalves = 2, int kMTiles, int kNTiles>
 FA_DEVICE void mask_scores(Fragment<kMTiles, kNTiles>& s, const int (&begin)[kMTiles][2],
                            const int (&end)[kMTiles][2]) {
   FA_UNROLL
@@ -33,7 +33,7 @@ FA_DEVICE void mask_scores(Fragment<kMTiles, kNTiles>& s, const int (&begin)[kMT
     FA_UNROLL
     for (int n = 0; n < kNTiles; ++n) {
       FA_UNROLL
-      for (int e = 0; e < 4; ++e) {
+      for (int e = 0; e < 2 * kHalves; ++e) {
         const int key = 8 * n + e % 2;
         if (key < begin[m][e / 2] || key >= end[m][e / 2]) s[m][n][e] = -kInfinity;
       }

@@ -17,8 +17,9 @@ using Fragment = float[kMTiles][kNTiles][4];
 /// The running statistics of the rows that a thread shares with the other three lanes of its quad (Milakov and
 /// Gimelshein, "Online normalizer calculation for softmax", 2018; base 2 as in FlashAttention-2). The maximum is kept
 /// in units of the raw score, and the sum stays split over the quad until `finish`. With kEntropy the rows' entropy is
-/// taken along (row_entropy.cuh). P, and with it the sum, are 2^kLogFactor times what they are elsewhere.
-template <int kMTiles, bool kEntropy = false, int kLogFactor = 0>
+/// taken along (row_entropy.cuh). P, and with it the sum, are 2^kLogFactor times what they are elsewhere. With one half
+/// (kHalves) a tile has no rows from 8 on: nothing is made of their registers.
+template <int kMTiles, bool kEntropy = false, int kLogFactor = 0, int kHalves = 2>
 struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
   float max[kMTiles][2];
   float sum[kMTiles][2];
@@ -28,7 +29,7 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kHalves; ++r) {
         max[m][r] = -kInfinity;
         sum[m][r] = 0.f;
       }
@@ -44,7 +45,7 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) new_max[m][r] = row_max<kNTiles>(s[m], r, max[m][r]);
+      for (int r = 0; r < kHalves; ++r) new_max[m][r] = row_max<kNTiles>(s[m], r, max[m][r]);
     }
     update_to<kConditional, kNTiles>(s, o, new_max, scale_log2);
   }
@@ -58,7 +59,7 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kHalves; ++r) {
         grew = grew || new_max[m][r] > max[m][r];
         subtracted[m][r] = offset(new_max[m][r], scale_log2);
       }
@@ -87,7 +88,7 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kHalves; ++r) {
         sum[m][r] += ptx::shfl_xor(sum[m][r], 1);
         sum[m][r] += ptx::shfl_xor(sum[m][r], 2);
       }
@@ -140,7 +141,7 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) any = any || is_far(subtracted[m][r]);
+      for (int r = 0; r < kHalves; ++r) any = any || is_far(subtracted[m][r]);
     }
     return any;
   }
@@ -154,7 +155,7 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kHalves; ++r) {
         any_far = any_far || is_far(offset(max[m][r], scale_log2)) || is_far(offset(new_max[m][r], scale_log2));
       }
     }
@@ -164,7 +165,7 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
       FA_UNROLL
       for (int m = 0; m < kMTiles; ++m) {
         FA_UNROLL
-        for (int r = 0; r < 2; ++r) subtracted[m][r] = offset(new_max[m][r], scale_log2);
+        for (int r = 0; r < kHalves; ++r) subtracted[m][r] = offset(new_max[m][r], scale_log2);
       }
       shrinks(shrink, subtracted, scale_log2);
       far_shrinks(shrink, new_max, scale_log2);
@@ -176,7 +177,7 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kHalves; ++r) {
         const float next = offset(new_max[m][r], scale_log2);
         const float shrink = max[m][r] == -kInfinity ? 0.f : ptx::ex2(offset(max[m][r], scale_log2) - next);
         max[m][r] = new_max[m][r];
@@ -186,7 +187,7 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) add_row<kNTiles>(s[m], m, r, scale_log2, offset(max[m][r], scale_log2));
+      for (int r = 0; r < kHalves; ++r) add_row<kNTiles>(s[m], m, r, scale_log2, offset(max[m][r], scale_log2));
     }
   }
 
@@ -197,7 +198,7 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kHalves; ++r) {
         const float before_scale = is_far(subtracted[m][r]) ? new_max[m][r] : 0.f;
         FA_UNROLL
         for (int n = 0; n < kNTiles; ++n) {
@@ -215,7 +216,7 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kHalves; ++r) {
         shrink[m][r] = max[m][r] == -kInfinity ? 0.f : ptx::ex2(offset(max[m][r], scale_log2) - subtracted[m][r]);
       }
     }
@@ -226,7 +227,7 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kHalves; ++r) {
         const float before = offset(max[m][r], scale_log2);
         const float next = offset(new_max[m][r], scale_log2);
         if (max[m][r] == -kInfinity || !(is_far(before) || is_far(next))) continue;
@@ -244,7 +245,7 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kHalves; ++r) {
         max[m][r] = new_max[m][r];
         shrink_row<kOTiles>(o[m], m, r, shrink[m][r]);
       }
@@ -269,7 +270,7 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) add_row<kNTiles>(s[m], m, r, scale_log2, subtracted[m][r]);
+      for (int r = 0; r < kHalves; ++r) add_row<kNTiles>(s[m], m, r, scale_log2, subtracted[m][r]);
     }
   }
 

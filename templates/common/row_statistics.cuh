@@ -84,9 +84,9 @@ struct SoftmaxOfScaled : OnlineSoftmax<kMTiles, kWithEntropy> {
   }
 };
 
-template <class Config, int kMTiles>
-using SoftmaxOf = typename Either<SoftmaxOfScaled<kMTiles, kEntropy<Config>>, OnlineSoftmax<kMTiles, kEntropy<Config>>,
-                                  kTracksScaled<Config>>::type;
+template <class Config, int kMTiles, int kHalves = 2>
+using SoftmaxOf = typename Either<SoftmaxOfScaled<kMTiles, kEntropy<Config>>,
+                                  OnlineSoftmax<kMTiles, kEntropy<Config>, 0, kHalves>, kTracksScaled<Config>>::type;
 
 /// Where a row's statistic is: in [b, h_q, s_q], of packed batches [h_q, total_q]; `first` is that of the batch entry.
 template <bool kVarlen, class Params>

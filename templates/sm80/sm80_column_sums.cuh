@@ -305,7 +305,7 @@ struct ColumnSums {
     if constexpr (Scores::kU4Keys) {
       using Products = U4Keys<T, KElement>;
       const StoredScales<Scores> scales{rows};
-      Products::template scores<KTile, kHeadDimQk, scales.kPitch>(
+      Products::template scores<KTile, kHeadDimQk, scales.kPitch, 2>(
           s, keys, scales.own_k(part), lane,
           [&](uint32_t(&a)[4], int m, int k) { Products::template load_a<QWarpTile>(a, queries, 16 * m, k, lane); });
     } else if constexpr (Scores::kStoredKeys) {

@@ -81,22 +81,22 @@ struct Forward : ForwardScores<Config> {
   using ValueProduct = typename Base::ValueProduct;
   using Base::Base;
   using Base::kTileM, Base::kTileN, Base::kHeadDimQk, Base::kHeadDimV, Base::kStages, Base::kEarlyV, Base::kSplitWarps,
-      Base::kWarpKeys, Base::kBytes, Base::kMTiles, Base::kGroups, Base::kPairs, Base::kNTiles, Base::kOTiles,
-      Base::kOutTiles, Base::kVarlen, Base::kDropout, Base::kPaged, Base::kOwnParts, Base::kPieces, Base::kStoredKeys,
-      Base::kStoredValues, Base::kHalfKeys, Base::kHalfValues, Base::kHalfQueries, Base::kOwnKeys, Base::kLatentRows,
-      Base::kU4Keys, Base::kU4Values, Base::kKeysInPlace, Base::kValuesInPlace, Base::kSumTiles, Base::kSplitKeys,
-      Base::kFixedSplits, Base::kShares, Base::kTwoSided, Base::kLists, Base::kKeepsFirst, Base::kQBytes, Base::params,
-      Base::index, Base::piece, Base::tile, Base::lengths, Base::rows, Base::lane, Base::warp, Base::half,
-      Base::block_row, Base::row_count, Base::shared, Base::q_shared, Base::table_row, Base::first_read, Base::k_shared,
-      Base::v_shared, Base::load_q, Base::load_k, Base::load_v, Base::pair, Base::group, Base::first_o_column,
-      Base::tile_range, Base::kv_tile, Base::mask, Base::read_fixed, Base::apply_score, Base::apply_mask, Base::drop,
-      Base::scale_scores, Base::softmax_scale_log2;
+      Base::kWarpKeys, Base::kBytes, Base::kMTiles, Base::kHalves, Base::kGroups, Base::kPairs, Base::kNTiles,
+      Base::kOTiles, Base::kOutTiles, Base::kVarlen, Base::kDropout, Base::kPaged, Base::kOwnParts, Base::kPieces,
+      Base::kStoredKeys, Base::kStoredValues, Base::kHalfKeys, Base::kHalfValues, Base::kHalfQueries, Base::kOwnKeys,
+      Base::kLatentRows, Base::kU4Keys, Base::kU4Values, Base::kKeysInPlace, Base::kValuesInPlace, Base::kSumTiles,
+      Base::kSplitKeys, Base::kFixedSplits, Base::kShares, Base::kTwoSided, Base::kLists, Base::kKeepsFirst,
+      Base::kQBytes, Base::params, Base::index, Base::piece, Base::tile, Base::lengths, Base::rows, Base::lane,
+      Base::warp, Base::half, Base::block_row, Base::row_count, Base::shared, Base::q_shared, Base::table_row,
+      Base::first_read, Base::k_shared, Base::v_shared, Base::load_q, Base::load_k, Base::load_v, Base::pair,
+      Base::group, Base::first_o_column, Base::tile_range, Base::kv_tile, Base::mask, Base::read_fixed,
+      Base::apply_score, Base::apply_mask, Base::drop, Base::scale_scores, Base::softmax_scale_log2;
 
   /// What goes along from KV tile to KV tile.
   struct Walk {
     int stage = 0;
     typename Either<KeyPointers<KElement, VElement>, typename Base::Nothing, kOwnKeys>::type keys;
-    typename Either<RowLift<kMTiles>, typename Base::ValueLift, kHalfValues>::type lift;
+    typename Either<RowLift<kMTiles, kHalves>, typename Base::ValueLift, kHalfValues>::type lift;
     typename Base::QuerySums sums;
   };
 
@@ -241,7 +241,7 @@ struct Forward : ForwardScores<Config> {
   FA_DEVICE void convert_queries() const {
     constexpr int kSharing = kSplitWarps ? Base::kWarpCount : 1;
     FA_UNROLL_BY(1)
-    for (int row = kSplitWarps ? warp : 0; row < Base::kWarpRows; row += kSharing) {
+    for (int row = kSplitWarps ? warp : 0; row < (Base::kHalfTile ? kTileM : Base::kWarpRows); row += kSharing) {
       Base::QueryRows::convert(q_shared, row, lane);
     }
     meet_at_queries();  // Q is of f16
@@ -345,7 +345,8 @@ struct Forward : ForwardScores<Config> {
       const StoredScales<Forward> scales{*this};
       const uint32_t own = scales.own_k(stage);
       if constexpr (kKeysInPlace) walk.sums.template multiply<scales.kPitch>(s, own, lane);
-      U4Keys<T, KElement, kKeysInPlace>::template scores<KTile, kHeadDimQk, scales.kPitch>(s, keys, own, lane, load_a);
+      U4Keys<T, KElement, kKeysInPlace>::template scores<KTile, kHeadDimQk, scales.kPitch, kHalves>(s, keys, own, lane,
+                                                                                                    load_a);
       if constexpr (kKeysInPlace) Base::QueryRows::undo(s, q_shared, lane);
     } else if constexpr (kStoredKeys) {
       StoredKeys<KeyProduct, KElement>::template scores<KTile, kHeadDimQk>(s, keys, lane, load_a);
@@ -394,9 +395,8 @@ struct Forward : ForwardScores<Config> {
       [[maybe_unused]] float before[kMTiles][2];
       if constexpr (kHalfValues) {
         FA_UNROLL
-        for (int m = 0; m < kMTiles; ++m) {
-          before[m][0] = softmax.max[m][0];
-          before[m][1] = softmax.max[m][1];
+        for (int i = 0; i < kMTiles * kHalves; ++i) {
+          before[i / kHalves][i % kHalves] = softmax.max[i / kHalves][i % kHalves];
         }
       }
       softmax.template update<Config::kConditionalRescale, kNTiles, kSumTiles>(s, o, softmax_scale_log2());
@@ -409,8 +409,8 @@ struct Forward : ForwardScores<Config> {
         const uint32_t own = scales.own_v(stage);
         float factor = 1.f;
         if constexpr (kValuesInPlace) factor = walk.lift.template apply<kWarpKeys, scales.kPitch>(o, own, lane);
-        U4Values<T, VElement, kValuesInPlace>::template accumulate<VTile, kHeadDimV, scales.kPitch>(o, s, values, own,
-                                                                                                    lane, factor);
+        U4Values<T, VElement, kValuesInPlace>::template accumulate<VTile, kHeadDimV, scales.kPitch, kHalves>(
+            o, s, values, own, lane, factor);
       } else if constexpr (kStoredValues) {
         StoredScales<Forward>{*this}.multiply_v(s, stage);
         if constexpr (kHalfValues) walk.lift.apply(s, o, before, softmax, softmax_scale_log2());
@@ -462,6 +462,10 @@ struct Forward : ForwardScores<Config> {
 
 template <class Config>
 FA_DEVICE void forward(const ForwardLaunch<Config>& params) {
+  if constexpr (kernel::kOverlaps<Config>) {
+    ptx::griddepcontrol_wait();  // for what earlier kernels write, and for those that still read what this one writes
+    if (Config::kSplit && kernel::merges_few_rows(params)) ptx::griddepcontrol_launch_dependents();
+  }
   if constexpr (kernel::kOwnParts<Config>) {
     using Own = kernel::OwnParts<Config, ForwardLaunch<Config>>;
     const Own own(params);
@@ -475,7 +479,6 @@ FA_DEVICE void forward(const ForwardLaunch<Config>& params) {
       Forward<Config>(params, piece, tile).run();
     }
   } else if constexpr (kernel::kScheduled<Config>) {
-    if constexpr (kernel::kOverlaps<Config>) ptx::griddepcontrol_wait();
     const int pieces = kernel::pieces_of(kernel::WorkLists(params.paged), ptx::block_index());
     for (int i = 0; i < pieces; ++i) {
       if (i > 0) ptx::sync_threads();  // all have left the tiles of the piece before

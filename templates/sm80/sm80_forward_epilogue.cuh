@@ -33,9 +33,10 @@ struct ForwardEpilogue {
   static constexpr int kTileM = Forward::kTileM;
   static constexpr int kHeadDimV = Forward::kHeadDimV;
   static constexpr int kMTiles = Forward::kMTiles;
+  static constexpr int kHalves = Forward::kHalves;
   static constexpr int kOTiles = Forward::kOutTiles;
   static constexpr int kWarpsN = Forward::kWarpsN;
-  static constexpr int kWarpRows = Forward::kWarpRows;
+  static constexpr int kStoredRows = Forward::kHalfTile ? kTileM : Forward::kWarpRows;  // of a warp
   static constexpr int kWarpColumns = Forward::kOutColumns;
   static constexpr bool kShared =
       Forward::kPairs || Forward::kGroups || Forward::kSplitWarps;  // rows, with other warps
@@ -76,7 +77,7 @@ struct ForwardEpilogue {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kHalves; ++r) {
         float inverse = normaliser(softmax, m, r);
         [[maybe_unused]] float whole = 0.f;   // log-sum-exp with the sink
         [[maybe_unused]] float weight = 1.f;  // of the keys beside it
@@ -142,7 +143,7 @@ struct ForwardEpilogue {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kHalves; ++r) {
         const int row = f.fragment_row(m, r);
         states[m][r] = row < f.row_count ? state_lse(lse_row(row)) : -kInfinity;
       }
@@ -184,7 +185,7 @@ struct ForwardEpilogue {
     constexpr int kUnitBytes = Config::kAligned ? kChunkBytes : static_cast<int>(sizeof(T));
     constexpr int kUnits = kHeadDimV * static_cast<int>(sizeof(T)) / kUnitBytes;  // of a row
     FA_UNROLL_BY(4)
-    for (int i = f.copier; i < kWarpRows * kUnits; i += kWarpsN * kWarpSize) {
+    for (int i = f.copier; i < kStoredRows * kUnits; i += kWarpsN * kWarpSize) {
       const int row = i / kUnits;
       const int unit = i % kUnits;
       if (f.warp_row + row >= f.row_count) break;
@@ -281,7 +282,7 @@ struct ForwardEpilogue {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kHalves; ++r) {
         const int row = f.fragment_row(m, r);
         if (row >= f.row_count) continue;
         const float inverse = normaliser(softmax, m, r);

@@ -23,8 +23,8 @@ struct ForwardScores : ForwardBlock<Config> {
   using Base = ForwardBlock<Config>;
   using Variant = typename Base::Variant;
   using Base::Base;
-  using Base::kTileN, Base::kWarpKeys, Base::kMTiles, Base::kNTiles, Base::kTwoSided, Base::kKeepsFirst, Base::params,
-      Base::tile, Base::lengths, Base::rows, Base::lane, Base::half, Base::warp_row, Base::kFixedTiles,
+  using Base::kTileN, Base::kWarpKeys, Base::kMTiles, Base::kHalves, Base::kNTiles, Base::kTwoSided, Base::kKeepsFirst,
+      Base::params, Base::tile, Base::lengths, Base::rows, Base::lane, Base::half, Base::warp_row, Base::kFixedTiles,
       Base::kFixedHalves, Base::fixed, Base::first_column, Base::fragment_row;
 
   FA_DEVICE void mask(Fragment<kMTiles, kNTiles>& s, int n_block) const {
@@ -33,7 +33,7 @@ struct ForwardScores : ForwardBlock<Config> {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kHalves; ++r) {
         const int position = rows.position(fragment_row(m, r));
         [[maybe_unused]] const int first = first_column(n_block);
         if constexpr (kTwoSided) {
@@ -46,9 +46,9 @@ struct ForwardScores : ForwardBlock<Config> {
       }
     }
     if constexpr (kTwoSided) {
-      mask_scores(s, begins, limits);
+      mask_scores<kHalves>(s, begins, limits);
     } else {
-      mask_scores(s, limits);
+      mask_scores<kHalves>(s, limits);
     }
   }
 
@@ -94,7 +94,7 @@ struct ForwardScores : ForwardBlock<Config> {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kHalves; ++r) {
         kernel::apply_score<Variant, kNTiles>(params.variant, place(m, r, n_block),
                                               fixed[m % kFixedTiles][r % kFixedHalves],
                                               [&](int n, int e) -> float& { return s[m][n][2 * r + e]; });
@@ -106,7 +106,7 @@ struct ForwardScores : ForwardBlock<Config> {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kHalves; ++r) {
         const auto score = [&](int n, int e) -> float& { return s[m][n][2 * r + e]; };
         if constexpr (kKeepsFirst) {
           kernel::apply_mask_by_bits<Variant, kNTiles>(params.variant, place(m, r, n_block), score);
@@ -126,7 +126,7 @@ struct ForwardScores : ForwardBlock<Config> {
       FA_UNROLL
       for (int m = 0; m < kMTiles; ++m) {
         FA_UNROLL
-        for (int r = 0; r < 2; ++r) {
+        for (int r = 0; r < kHalves; ++r) {
           const int row = fragment_row(m, r);
           dropout.drop_row<kNTiles>([&](int n, int e) -> float& { return p[m][n][2 * r + e]; },
                                     row_of_whole<Variant>(params, rows.position(row)), rows.query_head(row), key_drawn,

@@ -63,7 +63,9 @@ struct ForwardTraits {
   static constexpr bool kSplitWarps = splits_warps<Config>();
   static constexpr int kWarpsN = kSplitWarps ? Config::kWarps : kernel::kWarpsN<Config>;
   static constexpr int kWarpsM = Config::kWarps / kWarpsN;
-  static constexpr int kWarpRows = kTileM / kWarpsM;
+  static constexpr bool kHalfTile = kSplitWarps && kTileM == 8;  // of whose m tile the upper half is not there
+  static constexpr int kHalves = kHalfTile ? 1 : 2;              // of rows of an m tile
+  static constexpr int kWarpRows = kHalfTile ? 16 : kTileM / kWarpsM;
   static constexpr int kWarpKeys = kTileN / kWarpsN;
   static constexpr int kMTiles = kWarpRows / 16;
   // Of warps that share rows, each with its own columns of O.
@@ -73,7 +75,7 @@ struct ForwardTraits {
   static constexpr int kOutColumns = kGroups ? ceil_div(kHeadDimV, 8 * kWarpsN) * 8 : kHeadDimV / kWarpsN;
   static constexpr int kWarpColumns = kSplitWarps ? kHeadDimV : kOutColumns;  // and has in the main loop
   static constexpr int kNTiles = kWarpKeys / 8;
-  using Softmax = typename Either<OnlineSoftmax<kMTiles, false, 8>, SoftmaxOf<Config, kMTiles>, kBytes>::type;
+  using Softmax = typename Either<OnlineSoftmax<kMTiles, false, 8>, SoftmaxOf<Config, kMTiles, kHalves>, kBytes>::type;
   static constexpr bool kStatistics = kernel::kMaxLogit<Config> || kernel::kEntropy<Config>;
   static constexpr bool kUnevenColumns = kGroups && kWarpColumns * kWarpsN != kHeadDimV;
   static constexpr int kOTiles = kWarpColumns / 8;
@@ -122,7 +124,8 @@ struct ForwardTraits {
   static constexpr bool kKeepsFirst = !kLists && kernel::kKeepsFirst<Variant>;
 
   static_assert(kHeadDimQk % 8 == 0 && kHeadDimV % 8 == 0, "head dims are multiples of 8");
-  static_assert(kTileM == kMTiles * 16 * kWarpsM && kMTiles >= 1, "a warp owns a multiple of 16 rows");
+  static_assert(kHalfTile || (kTileM == kMTiles * 16 * kWarpsM && kMTiles >= 1), "a warp owns a multiple of 16 rows");
+  static_assert(!kHalfTile || kOwnKeys, "half of an m tile is for K and V of fewer bits");
   static_assert(kWarpKeys % 16 == 0 || (kGroups && kWarpKeys == 8), "keys are consumed 16 at a time");
   static_assert(!kPairs || (kMTiles == 2 && sizeof(T) == 2 && !Config::kQInRegisters), "pairs share 32 rows");
   static_assert(!kGroups || !Config::kQInRegisters, "groups keep Q in shared memory");
@@ -153,8 +156,8 @@ struct ForwardTraits {
                 "what 8-bit floats have");
   static_assert(!kSingleLevel || !kScalesOfValues, "a KV tile's part of O is multiplied by itself");
 
-  using QTile = SharedTile<T, kTileM, kHeadDimQk>;
-  using OTile = SharedTile<T, kTileM, kHeadDimV>;
+  using QTile = SharedTile<T, kHalfTile ? 16 : kTileM, kHeadDimQk>;
+  using OTile = SharedTile<T, kHalfTile ? 16 : kTileM, kHeadDimV>;
   static constexpr bool kLatentRows = kernel::kLatentRows<Config>;
   using WideElement = typename Either<T, KElement, kLatentRows>::type;
   using KTile = SharedTile<WideElement, kTileN, kernel::row_elements<WideElement>(kHeadDimQk)>;
@@ -184,7 +187,7 @@ struct ForwardTraits {
 
   using QWarpTile = SharedTile<T, kWarpRows, kHeadDimQk>;
   using OWarpTile = SharedTile<T, kWarpRows, kHeadDimV>;
-  using QueryRows = HalfRows<T, QWarpTile, kHeadDimQk, kKeysInPlace>;
+  using QueryRows = HalfRows<T, QWarpTile, kHeadDimQk, kKeysInPlace, kHalves>;
   struct Nothing {};
   using QuerySums = typename Either<GroupSums<T, KElement, kHeadDimQk>, Nothing, kKeysInPlace>::type;
   using ValueLift = typename Either<ScaleLift<T, VElement, kHeadDimV>, Nothing, kValuesInPlace>::type;

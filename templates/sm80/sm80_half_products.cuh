@@ -28,7 +28,7 @@ FA_DEVICE float power_of_two(int exponent) {
 /// Of 16 columns the pairs go where ldmatrix gives them to the lanes that have their columns of K (StoredKeys): pair 2t
 /// to place t, pair 2t + 1 to place 4 + t. With kCodes, for K as codes_of has it, pairs 4t to 4t + 3 of 32 columns go
 /// to places t, 4 + t, 8 + t and 12 + t. Odd pairs are divided by 16, and the inverse is 2^24 times itself.
-template <class T, class Tile, int kColumns, bool kCodes>
+template <class T, class Tile, int kColumns, bool kCodes, int kHalves>
 struct HalfRows {
   static constexpr int kWords = kColumns / 2;
   static constexpr int kSteps = ceil_div(kWords, kWarpSize);
@@ -74,7 +74,7 @@ struct HalfRows {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kHalves; ++r) {
         const uint32_t row = tile + Tile::offset(16 * m + 8 * r + lane / 4, kColumns);
         const float inverse = ptx::from_bits(ptx::ld_shared_b32(row));
         FA_UNROLL
@@ -98,7 +98,7 @@ struct HalfRows {
 /// A power of two for each row of P, whatever the scales of V are that P has been multiplied by: times it P fits f16,
 /// and the greatest one comes near to its largest number. What f16 then loses of the others is below 2^-39 of the
 /// greatest. O has the same factor until `undo`.
-template <int kMTiles>
+template <int kMTiles, int kHalves>
 struct RowLift {
   static constexpr float kLargest = 65504.f;  // of f16
   static constexpr int kTarget = 14;          // exponent of a row's greatest P, times its factor
@@ -109,7 +109,7 @@ struct RowLift {
 
   FA_DEVICE RowLift() {
     FA_UNROLL
-    for (int m = 0; m < kMTiles; ++m) greatest[m][0] = greatest[m][1] = power_of_two(kTarget);
+    for (int i = 0; i < kMTiles * kHalves; ++i) greatest[i / kHalves][i % kHalves] = power_of_two(kTarget);
   }
 
   /// `before` are the maxima that O and its factors are of, `softmax` has those that P is of, and O has been rescaled
@@ -121,7 +121,7 @@ struct RowLift {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kHalves; ++r) {
         float most = 0.f;
         FA_UNROLL
         for (int n = 0; n < kNTiles; ++n) {
@@ -134,7 +134,7 @@ struct RowLift {
       FA_UNROLL
       for (int m = 0; m < kMTiles; ++m) {
         FA_UNROLL
-        for (int r = 0; r < 2; ++r) {
+        for (int r = 0; r < kHalves; ++r) {
           const float shrink = Softmax::shrink_between(before[m][r], softmax.max[m][r], scale_log2);
           change<kNTiles, kOTiles>(p[m], o[m], m, r, shrink);
         }
@@ -143,7 +143,7 @@ struct RowLift {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kHalves; ++r) {
         const float own = factor(m, r);
         FA_UNROLL
         for (int n = 0; n < kNTiles; ++n) {
@@ -159,7 +159,8 @@ struct RowLift {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) multiply_row<kOTiles>(o[m], r, power_of_two(exponent_of(greatest[m][r]) - kTarget));
+      for (int r = 0; r < kHalves; ++r)
+        multiply_row<kOTiles>(o[m], r, power_of_two(exponent_of(greatest[m][r]) - kTarget));
     }
   }
 

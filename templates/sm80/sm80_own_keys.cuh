@@ -3,6 +3,7 @@
 
 #include <common/constants.cuh>
 #include <common/copies.cuh>
+#include <common/paged.cuh>
 #include <common/shared_tile.cuh>
 #include <common/stored_params.cuh>
 #include <ptx/cp_async_4.cuh>
@@ -13,7 +14,7 @@ namespace fa::sm80 {
 
 using namespace kernel;
 
-/// Where a lane of OwnKeys reads, of page 0.
+/// Where a lane of OwnKeys reads, of page 0; without pages, of the request's first key.
 template <class KElement, class VElement>
 struct KeyPointers {
   const KElement* k;
@@ -39,6 +40,9 @@ struct OwnKeys {
   static constexpr int kWords = kKeyWords + kValueWords;  // of scales, of a key
   // A warp's keys of a tile begin at a multiple of kKeys.
   static constexpr bool kOnePage = Block::kPageSize <= 0 || Block::kPageSize % kKeys == 0;
+  static constexpr int kTogether = kOnePage ? kKeys : common_divisor(Block::kPageSize, kKeys);  // sure to share a page
+  static constexpr int kSpans = kKeys / kTogether;                           // that a warp's keys have of such
+  static constexpr bool kOneRequest = !Block::kPaged || Block::kContiguous;  // whose keys are all in one place
   static constexpr bool kOneWord = kKeys * kWords <= kWarpSize && kKeyWords <= 1 && kValueWords <= 1;  // of a lane
   static_assert(kKeys <= kWarpSize && kWarpSize % kKeys == 0, "a lane has a key to look up");
 
@@ -50,17 +54,25 @@ struct OwnKeys {
                                             f.params.stride_k_s);
     result.v = start<typename Block::VTile>(static_cast<const VElement*>(f.params.v), f.params.stride_v_h,
                                             f.params.stride_v_s);
+    if constexpr (kOneRequest) {
+      result.k += times(page(0), f.params.stride_k_b);
+      result.v += times(page(0), f.params.stride_v_b);
+    }
     if constexpr (kOneWord) {
       const ScaleParams& from = f.params.scales;
       const bool of_value = lane() / kKeys >= kKeyWords;
       result.scale_stride_b = of_value ? from.stride_v_b : from.stride_k_b;
       result.scale_stride_s = of_value ? from.stride_v_s : from.stride_k_s;
       result.scales = (of_value ? from.v : from.k) + f.rows.kv_head() * (of_value ? from.stride_v_h : from.stride_k_h) +
-                      (kOnePage ? lane() % kKeys * result.scale_stride_s : 0);
+                      (kOnePage ? lane() % kKeys * result.scale_stride_s : 0) +
+                      (kOneRequest ? times(page(0), result.scale_stride_b) : 0);
     } else {
       const ScaleParams& from = f.params.scales;
-      if constexpr (kKeyWords > 0) result.scales = start_scales(from.k, from.stride_k_h, from.stride_k_s);
-      if constexpr (kValueWords > 0) result.value_scales = start_scales(from.v, from.stride_v_h, from.stride_v_s);
+      if constexpr (kKeyWords > 0)
+        result.scales = start_scales(from.k, from.stride_k_b, from.stride_k_h, from.stride_k_s);
+      if constexpr (kValueWords > 0) {
+        result.value_scales = start_scales(from.v, from.stride_v_b, from.stride_v_h, from.stride_v_s);
+      }
     }
     return result;
   }
@@ -75,9 +87,18 @@ struct OwnKeys {
 
   /// Starts the copies, of page `at.page`. Keys that are not there become zero.
   FA_DEVICE void load(int n, int stage, const Pointers& at) const {
+    using K = typename Block::KTile;
+    using V = typename Block::VTile;
     const int first = first_key(n);
-    copy<typename Block::KTile>(f.k_shared(stage), at.k, f.params.stride_k_b, f.params.stride_k_s, first, at.page);
-    copy<typename Block::VTile>(f.v_shared(stage), at.v, f.params.stride_v_b, f.params.stride_v_s, first, at.page);
+    int pages[kSpans];
+    if constexpr (kSpans == 1) {
+      pages[0] = at.page;
+    } else if constexpr (kRowsTogether<K> || kRowsTogether<V>) {
+      FA_UNROLL
+      for (int i = 0; i < kSpans; ++i) pages[i] = ptx::shfl(at.page, i * kTogether);
+    }
+    copy<K>(f.k_shared(stage), at.k, f.params.stride_k_b, f.params.stride_k_s, first, at.page, pages);
+    copy<V>(f.v_shared(stage), at.v, f.params.stride_v_b, f.params.stride_v_s, first, at.page, pages);
     copy_scales(f.scales_shared(stage), first, at);
   }
 
@@ -86,12 +107,20 @@ struct OwnKeys {
   static constexpr int kLanes =  // of a row
       ceil_power_of_two(Tile::kChunks) < kWarpSize ? ceil_power_of_two(Tile::kChunks) : kWarpSize;
 
+  template <class Tile>
+  static constexpr int kRows = kWarpSize / kLanes<Tile>;  // that are copied at a time
+  /// Whether all of them are always in one page.
+  template <class Tile>
+  static constexpr bool kRowsTogether = kOnePage || kTogether % kRows<Tile> == 0;
+
   /// Known to be from 0 to 31, so that of quotients no code is left.
   static FA_DEVICE int lane() { return ptx::thread_index() & (kWarpSize - 1); }
   FA_DEVICE int own() const { return f.half * kKeys; }  // the warp's first row of a tile
   FA_DEVICE int first_key(int n) const { return f.kv_tile(n) * Block::kTileN + own(); }
   /// Of places that are not there, too, which are not read.
   static FA_DEVICE int64_t times(int count, int64_t stride) { return static_cast<uint32_t>(count) * stride; }
+  /// From where the pointers are.
+  static FA_DEVICE int64_t of_page(int page, int64_t stride_b) { return kOneRequest ? 0 : times(page, stride_b); }
 
   /// Whether the tile's first key plus `row` is there.
   struct There {
@@ -120,35 +149,44 @@ struct OwnKeys {
   FA_DEVICE const Element* start(const Element* cache, int64_t stride_h, int64_t stride_s) const {
     constexpr int kElements = kChunkBytes / static_cast<int>(sizeof(Element));
     return cache + f.rows.kv_head() * stride_h + lane() % kLanes<Tile> * kElements +
-           (kOnePage ? lane() / kLanes<Tile> * stride_s : 0);
+           (kRowsTogether<Tile> ? lane() / kLanes<Tile> * stride_s : 0);
   }
 
   template <class Tile, class Element>
   FA_DEVICE void copy(uint32_t tile, const Element* from, int64_t stride_b, int64_t stride_s, int first,
-                      int page) const {
-    constexpr int kRows = kWarpSize / kLanes<Tile>;  // at a time
+                      [[maybe_unused]] int page, const int (&pages)[kSpans]) const {
+    constexpr int kStep = kRows<Tile>;
     constexpr int kElements = kChunkBytes / static_cast<int>(sizeof(Element));
     const int row = lane() / kLanes<Tile>, chunk = lane() % kLanes<Tile>;
     const Element* pointer = from;
-    if constexpr (kOnePage) pointer += times(page, stride_b) + times(row_in_page(first), stride_s);
     const uint32_t target = tile + Tile::offset(own() + row, 0) + chunk * kChunkBytes;
-    There valid = there(first, page);
+    There valid;
     FA_UNROLL
-    for (int i = 0; i < ceil_div(kKeys, kRows); ++i) {
-      const int of_tile = row + i * kRows;
-      if constexpr (!kOnePage) {
-        const int of_key = ptx::shfl(page, of_tile % kKeys);
-        pointer = from + times(of_key, stride_b) + times(row_in_page(first + of_tile), stride_s);
+    for (int i = 0; i < ceil_div(kKeys, kStep); ++i) {
+      const int of_tile = row + i * kStep;
+      if (!kRowsTogether<Tile> || i * kStep % kTogether == 0) {
+        int of_key, in_page;
+        if constexpr (kRowsTogether<Tile>) {
+          in_page = i * kStep;
+          of_key = pages[in_page / kTogether];
+        } else {
+          in_page = of_tile;
+          of_key = ptx::shfl(page, of_tile % kKeys);
+        }
+        pointer = from + of_page(of_key, stride_b);
+        if (Block::kPageSize != kTogether || !kRowsTogether<Tile>) {
+          pointer += times(row_in_page(first + in_page), stride_s);
+        }
         valid = there(first, of_key);
       }
-      if (kRows > kKeys && row >= kKeys) continue;
+      if (kStep > kKeys && row >= kKeys) continue;
       FA_UNROLL
       for (int step = 0; step < ceil_div(Tile::kChunks, kLanes<Tile>); ++step) {
         if (Tile::kChunks % kLanes<Tile> != 0 && chunk + step * kLanes<Tile> >= Tile::kChunks) continue;
-        ptx::cp_async_16(target + Tile::offset(i * kRows, 0) + step * kLanes<Tile> * kChunkBytes,
+        ptx::cp_async_16(target + Tile::offset(i * kStep, 0) + step * kLanes<Tile> * kChunkBytes,
                          pointer + step * kLanes<Tile> * kElements, valid.has(of_tile));
       }
-      pointer += kRows * stride_s;
+      pointer += kStep * stride_s;
     }
   }
 
@@ -159,7 +197,7 @@ struct OwnKeys {
       int page = at.page;
       if constexpr (!kOnePage) page = ptx::shfl(at.page, row);
       if (kKeys * kWords < kWarpSize && word >= kWords) return;
-      const float* const scales = at.scales + times(page, at.scale_stride_b) +
+      const float* const scales = at.scales + of_page(page, at.scale_stride_b) +
                                   times(row_in_page(kOnePage ? first : first + row), at.scale_stride_s);
       const int slot = word >= kKeyWords ? word - kKeyWords + Block::kKeyScales : word;
       ptx::cp_async_4(target + (slot * Block::kTileN + own() + row) * kWord, scales, there(first, page).has(row));
@@ -176,8 +214,9 @@ struct OwnKeys {
   }
 
   /// Where a lane reads scales of `from`: of its key, where keys share a page, and of its first word.
-  FA_DEVICE const float* start_scales(const float* from, int64_t stride_h, int64_t stride_s) const {
-    return from + f.rows.kv_head() * stride_h + lane() / kKeys + (kOnePage ? lane() % kKeys * stride_s : 0);
+  FA_DEVICE const float* start_scales(const float* from, int64_t stride_b, int64_t stride_h, int64_t stride_s) const {
+    return from + f.rows.kv_head() * stride_h + lane() / kKeys + (kOnePage ? lane() % kKeys * stride_s : 0) +
+           (kOneRequest ? times(page(0), stride_b) : 0);
   }
 
   template <int kCount>
@@ -185,9 +224,9 @@ struct OwnKeys {
                             int page) const {
     constexpr int kStep = kWarpSize / kKeys;  // words at a time
     const int row = lane() % kKeys, word = lane() / kKeys;
-    if constexpr (!kOnePage) page = ptx::shfl(page, row);
+    if constexpr (!kOnePage && kKeys < kWarpSize) page = ptx::shfl(page, row);
     const float* const scales =
-        from + times(page, stride_b) + times(row_in_page(kOnePage ? first : first + row), stride_s);
+        from + of_page(page, stride_b) + times(row_in_page(kOnePage ? first : first + row), stride_s);
     FA_UNROLL
     for (int i = 0; i < kCount; i += kStep) {
       if (kCount % kStep != 0 && word + i >= kCount) continue;

@@ -16,7 +16,9 @@ using namespace kernel;
 /// columns of the whole.
 template <int kWarps, int kTileM, int kHeadDimV>
 struct SplitWarps {
-  static constexpr int kMTiles = kTileM / 16;
+  static constexpr int kMTiles = ceil_div(kTileM, 16);
+  static constexpr int kHalves = kTileM < 16 ? 1 : 2;  // of rows of an m tile
+  using Softmax = OnlineSoftmax<kMTiles, false, 0, kHalves>;
   static constexpr int kOutTiles = kHeadDimV / kWarps / 8;
   static constexpr int kFloat = static_cast<int>(sizeof(float));
   static constexpr int kPitch = kHeadDimV + 8;  // floats of a row: eight of them fall on different banks
@@ -29,13 +31,13 @@ struct SplitWarps {
 
   /// `sum` is that of a finished softmax. Called by all threads.
   template <int kOTiles>
-  FA_DEVICE void join(const Fragment<kMTiles, kOTiles>& o, OnlineSoftmax<kMTiles>& softmax, float scale_log2,
+  FA_DEVICE void join(const Fragment<kMTiles, kOTiles>& o, Softmax& softmax, float scale_log2,
                       Fragment<kMTiles, kOutTiles>& whole) const {
     ptx::sync_threads();  // all have left the K and V tiles, and Q
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kHalves; ++r) {
         const int row = 16 * m + 8 * r + lane / 4;
         if (lane % 4 == 0) {
           ptx::st_shared_b64(statistic(warp, row), ptx::bits(softmax.max[m][r]), ptx::bits(softmax.sum[m][r]));
@@ -50,7 +52,7 @@ struct SplitWarps {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) join_row(16 * m + 8 * r + lane / 4, m, r, softmax, scale_log2, whole);
+      for (int r = 0; r < kHalves; ++r) join_row(16 * m + 8 * r + lane / 4, m, r, softmax, scale_log2, whole);
     }
   }
 
@@ -60,7 +62,7 @@ struct SplitWarps {
     return shared + kStatisticBytes + ((of * kTileM + row) * kPitch + first + 2 * (lane % 4)) * kFloat;
   }
 
-  FA_DEVICE void join_row(int row, int m, int r, OnlineSoftmax<kMTiles>& softmax, float scale_log2,
+  FA_DEVICE void join_row(int row, int m, int r, Softmax& softmax, float scale_log2,
                           Fragment<kMTiles, kOutTiles>& whole) const {
     float statistics[kWarps][2];  // maximum and sum
     float max = -kInfinity;
@@ -74,7 +76,7 @@ struct SplitWarps {
     for (int n = 0; n < kOutTiles; ++n) whole[m][n][2 * r] = whole[m][n][2 * r + 1] = 0.f;
     FA_UNROLL
     for (int i = 0; i < kWarps; ++i) {
-      const float weight = OnlineSoftmax<kMTiles>::shrink_between(statistics[i][0], max, scale_log2);
+      const float weight = Softmax::shrink_between(statistics[i][0], max, scale_log2);
       sum += weight * statistics[i][1];
       FA_UNROLL
       for (int n = 0; n < kOutTiles; ++n) {

@@ -239,7 +239,7 @@ struct StoredScales {
       FA_UNROLL
       for (int m = 0; m < kMTiles; ++m) {
         FA_UNROLL
-        for (int e = 0; e < 4; ++e) s[m][n][e] *= factors[e % 2];
+        for (int e = 0; e < 2 * Forward::kHalves; ++e) s[m][n][e] *= factors[e % 2];
       }
     }
   }

@@ -38,7 +38,7 @@ struct U4Keys {
 
   /// As WarpGemm::scores; K is [tile_n, kHeadDim / 2] of Stored in shared memory, `scales` [groups, kPitch] words, of
   /// whose rows the first is that of the tile's first key.
-  template <class KTile, int kHeadDim, int kPitch, int kMTiles, int kNTiles, class LoadA>
+  template <class KTile, int kHeadDim, int kPitch, int kHalves, int kMTiles, int kNTiles, class LoadA>
   static FA_DEVICE void scores(Fragment<kMTiles, kNTiles>& s, uint32_t k_tile, uint32_t scales, int lane,
                                LoadA load_a) {
     static_assert(kNTiles % 2 == 0 && kHeadDim % 32 == 0, "16 keys and 32 columns at a time");
@@ -76,8 +76,8 @@ struct U4Keys {
           if constexpr (kOnce) load(half);
           FA_UNROLL
           for (int i = 0; i < 2; ++i) {
-            multiply(s, part, n + i, c + half, a[half][0], a[half][1], b[half + 2 * i],
-                     own + (group_of(c + half) * kPitch + 8 * (n + i)) * kWord);
+            multiply<kHalves>(s, part, n + i, c + half, a[half][0], a[half][1], b[half + 2 * i],
+                              own + (group_of(c + half) * kPitch + 8 * (n + i)) * kWord);
           }
         }
       }
@@ -89,7 +89,7 @@ struct U4Keys {
 
   static FA_DEVICE constexpr int group_of(int chunk) { return 32 * chunk / Stored::kGroup; }
 
-  template <int kMTiles, int kNTiles>
+  template <int kHalves, int kMTiles, int kNTiles>
   static FA_DEVICE void multiply(Fragment<kMTiles, kNTiles>& s, Fragment<kMTiles, kNTiles>& part, int n, int chunk,
                                  const uint32_t (&first)[kMTiles][4], const uint32_t (&second)[kMTiles][4],
                                  uint32_t word, uint32_t scale) {
@@ -114,7 +114,7 @@ struct U4Keys {
     uint32_t of_keys[2];
     ptx::ld_shared_b64(of_keys[0], of_keys[1], scale);
     FA_UNROLL
-    for (int e = 0; e < 4; ++e) s[0][n][e] = ptx::fma(part[0][n][e], scale_of<T>(of_keys[e % 2]), s[0][n][e]);
+    for (int e = 0; e < 2 * kHalves; ++e) s[0][n][e] = ptx::fma(part[0][n][e], scale_of<T>(of_keys[e % 2]), s[0][n][e]);
   }
 };
 
@@ -188,7 +188,7 @@ struct GroupSums {
 template <class T, class Stored, bool kInPlace>
 struct U4Values {
   /// As WarpGemm::accumulate; V is [tile_n, kHeadDimV / 2] of Stored in shared memory, `scales` as of U4Keys::scores.
-  template <class VTile, int kHeadDimV, int kPitch, int kMTiles, int kNTiles, int kOTiles>
+  template <class VTile, int kHeadDimV, int kPitch, int kHalves, int kMTiles, int kNTiles, int kOTiles>
   static FA_DEVICE void accumulate(Fragment<kMTiles, kOTiles>& o, const Fragment<kMTiles, kNTiles>& p, uint32_t v_tile,
                                    uint32_t scales, int lane, [[maybe_unused]] float factor) {
     static_assert(kHeadDimV % 32 == 0, "32 columns at a time");
@@ -218,7 +218,8 @@ struct U4Values {
           const uint32_t of_group = own + group_of(c + half) * kPitch * kWord;
           uint32_t pairs[2][4];
           if constexpr (kInPlace) {
-            if (32 * (c + half) % Stored::kGroup == 0) scaled_step(a, p, k, of_group, factor);
+            if (32 * (c + half) % Stored::kGroup == 0)
+              scaled_step<kHalves>(a, p, k, group_of(c + half), of_group, factor);
             codes_of(pairs[0], b[2 * half]);
             codes_of(pairs[1], b[2 * half + 1]);
           } else {
@@ -277,18 +278,23 @@ struct U4Values {
   }
 
   /// The A operand of depth step `k`: P times the scales of a group, times `factor`.
-  template <int kNTiles>
-  static FA_DEVICE void scaled_step(uint32_t (&a)[1][4], const Fragment<1, kNTiles>& p, int k, uint32_t scales,
-                                    float factor) {
+  template <int kHalves, int kNTiles>
+  static FA_DEVICE void scaled_step(uint32_t (&a)[1][4], const Fragment<1, kNTiles>& p, int k,
+                                    [[maybe_unused]] int group, uint32_t scales, float factor) {
     FA_UNROLL
     for (int half = 0; half < 2; ++half) {
       uint32_t first, second;
       ptx::ld_shared_b64(first, second, scales + 8 * half * kWord);
       const float even = factor * scale_of<T>(first), odd = factor * scale_of<T>(second);
       FA_UNROLL
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < kHalves; ++r) {
         const float* const c = p[0][2 * k + half] + 2 * r;
         a[0][2 * half + r] = ptx::convert_pair<f16>(c[0] * even, c[1] * odd);
+      }
+      // Rows that are not there get what is at hand, of each group another: else copies are made of the operand.
+      if constexpr (kHalves == 1) {
+        const float* const c = p[0][2 * k + half] + 2;
+        a[0][2 * half + 1] = ptx::convert_pair<f16>(c[group % 4 % 3 != 0 ? 1 : 0], c[group % 2 == 0 ? 1 : 0]);
       }
     }
   }

@@ -155,7 +155,7 @@ TEST_P(Sm80ForwardCompile, FewRowsOfStoredCachesDoNotSpill) {
         p.group_size = k == DType::u4x2 || v == DType::u4x2 ? 32 : 0;
         p.page_size = turn % 2 == 0 ? 16 : kContiguous;
         p.h_kv = 4;
-        p.s_q = 1;
+        p.s_q = turn % 3 == 0 ? 3 : 1;
         p.s_kv = 8192;
         const plan::KernelSpec first = plan::plan_forward(p, {}).kernel;
         EXPECT_TRUE(first.as<plan::Sm80Forward>().split_warps);

@@ -33,6 +33,7 @@ std::vector<Mutation> all_mutations() {
                            &own_keys_mutations,
                            &half_products_mutations,
                            &own_keys_forward_mutations,
+                           &half_tile_mutations,
                            &u4_number_mutations,
                            &u4_in_place_mutations,
                            &append_u4_mutations,

@@ -190,6 +190,11 @@ constexpr Shape kShapes[] = {
      "", 0, 1, 1},
     {kContiguous, DType::bf16, 64, 64, 16, 4, 128, 2, kPackGqa | kQInRegisters | kSplitWarps | kConverts, "", 0, 32,
      32},
+    // Tiles of 8 rows, and keys of a warp in several pages.
+    {8, DType::bf16, 128, 128, 8, 4, 128, 2, kCausal | kPackGqa | kScheduled | kSplitWarps | kConverts, "", 0, 1, 1},
+    {16, DType::bf16, 64, 64, 8, 4, 128, 3, kPackGqa | kScheduled | kQInRegisters | kSplitWarps, "", 0, 32, 32},
+    {12, DType::f16, 32, 64, 8, 4, 128, 2, kCausal | kPackGqa | kSplitWarps | kConverts, "window_sink", 0, 2, 1},
+    {kContiguous, DType::bf16, 64, 128, 8, 4, 64, 2, kCausal | kPackGqa | kScheduled | kSplitWarps, "", 0, 1, 128},
     {kContiguous, DType::f32, 16, 24, 32, 2, 16, 1, kPacked | kCausal},
     {kContiguous, DType::f16, 40, 24, 32, 4, 32, 2, kPackGqa | kFours | kInKey | kScheduled},
     {kContiguous, DType::bf16, 576, 512, 16, 4, 32, 2, kCausal | kPackGqa | kFours | kInKey | kScheduled, "", 0, 3},
@@ -390,6 +395,11 @@ KernelSpec sm80_own_keys() {
       .spec;
 }
 
+KernelSpec sm80_half_tile() {
+  return to_kernel({8, DType::bf16, 64, 64, 8, 4, 128, 2, kPackGqa | kScheduled | kSplitWarps | kConverts, "", 0, 1, 1})
+      .spec;
+}
+
 KernelSpec sm80_scheduled_early() {
   KernelSpec spec = sm80_scheduled();
   spec.arch = {9, 0, 'a'};
@@ -406,6 +416,7 @@ std::vector<KernelSpec> all_paged_specs() {
   specs.push_back(sm80_u4());
   specs.push_back(sm80_u4_in_place());
   specs.push_back(sm80_own_keys());
+  specs.push_back(sm80_half_tile());
   specs.push_back(sm90_wide_scheduled());
   specs.push_back(sm90_wide_multicast());
   specs.push_back(sm90_scheduled());

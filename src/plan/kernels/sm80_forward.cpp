@@ -6,9 +6,14 @@
 namespace fa::plan {
 namespace {
 
-/// A schedule is written by a kernel in front.
+/// A schedule is written by a kernel in front; decodes over caches of fewer bits are short, and may merge splits.
+bool starts_early(const KernelSpec& spec) {
+  const Sm80Forward& own = spec.as<Sm80Forward>();
+  return spec.scheduled() || (own.split_warps && own.stored() && !spec.bounded);
+}
+
 int overlaps_others(const KernelSpec& spec) {
-  return spec.scheduled() && overlaps(spec.arch) ? 1 : Field::kAbsent;
+  return starts_early(spec) && overlaps(spec.arch) ? 1 : Field::kAbsent;
 }
 
 int half_products(const KernelSpec& spec) {
@@ -96,7 +101,7 @@ constexpr Kernel kKernel{
     .refusal = sm80_forward_refusal,
     .resident_blocks = sm80_forward_resident_blocks,
     .harmless_spill = sm80_forward_harmless_spill,
-    .starts_early = [](const KernelSpec& spec) { return spec.scheduled(); },
+    .starts_early = starts_early,
 };
 
 }  // namespace

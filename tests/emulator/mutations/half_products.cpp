@@ -1,5 +1,7 @@
 // Mistakes in what reads caches of 8 bits where products are of f16, and in how warps copy the keys that they have.
 
+#include <utility>
+
 #include "emulator/mutations/pieces.hpp"
 #include "emulator/mutations/subjects.hpp"
 #include "emulator/paged_specs.hpp"
@@ -15,6 +17,7 @@ std::vector<Mutation> own_keys_mutations() {
                  "ptx::shfl(page, 0)",
                  sm80_own_keys(),
                  {global_uninitialised}},
+                {"own_keys_of_one_page_alone", "i * kStep % kTogether == 0", "i == 0", sm80_half_tile(), {}},
                 {"own_scales_of_the_first_ones_page",
                  "page = ptx::shfl(at.page, row);",
                  "page = ptx::shfl(at.page, 0);",
@@ -26,6 +29,23 @@ std::vector<Mutation> own_keys_mutations() {
                  sm80_own_keys(),
                  {}},
             });
+}
+
+std::vector<Mutation> half_tile_mutations() {
+  std::vector<Mutation> list =
+      in("sm80/sm80_forward_epilogue.cuh", {{"half_tiles_store_rows_of_the_next",
+                                             "Forward::kHalfTile ? kTileM : Forward::kWarpRows",
+                                             "Forward::kWarpRows",
+                                             sm80_half_tile(),
+                                             {}}});
+  for (Mutation& mutation : in("sm80/sm80_forward_traits.cuh", {{"half_tiles_have_all_rows_of_an_mma",
+                                                                 "kHalves = kHalfTile ? 1 : 2;",
+                                                                 "kHalves = 2;",
+                                                                 sm80_half_tile(),
+                                                                 {}}})) {
+    list.push_back(std::move(mutation));
+  }
+  return list;
 }
 
 std::vector<Mutation> half_products_mutations() {

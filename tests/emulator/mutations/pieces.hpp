@@ -34,6 +34,7 @@ std::vector<Mutation> u4_mutations();
 std::vector<Mutation> own_keys_mutations();
 std::vector<Mutation> half_products_mutations();
 std::vector<Mutation> own_keys_forward_mutations();
+std::vector<Mutation> half_tile_mutations();
 std::vector<Mutation> u4_number_mutations();
 std::vector<Mutation> u4_in_place_mutations();
 std::vector<Mutation> append_u4_mutations();

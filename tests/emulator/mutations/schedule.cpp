@@ -99,18 +99,16 @@ std::vector<Mutation> split_row_mutations() {
 
 std::vector<Mutation> scheduled_forward_mutations() {
   using enum FaultKind;
-  return in("sm80/sm80_forward.cuh", {
-                                         {"pieces_take_tiles_that_are_in_use",
-                                          "if (i > 0) ptx::sync_threads();",
-                                          "",
-                                          sm80_scheduled(),
-                                          {shared_race, shared_in_flight, source_overwritten}},
-                                         {"scheduled_blocks_start_too_early",
-                                          "if constexpr (kernel::kOverlaps<Config>) ptx::griddepcontrol_wait();",
-                                          "",
-                                          sm80_scheduled_early(),
-                                          {too_early}},
-                                     });
+  return in(
+      "sm80/sm80_forward.cuh",
+      {
+          {"pieces_take_tiles_that_are_in_use",
+           "if (i > 0) ptx::sync_threads();",
+           "",
+           sm80_scheduled(),
+           {shared_race, shared_in_flight, source_overwritten}},
+          {"scheduled_blocks_start_too_early", "ptx::griddepcontrol_wait();", "", sm80_scheduled_early(), {too_early}},
+      });
 }
 
 std::vector<Mutation> own_parts_mutations() {

@@ -470,6 +470,32 @@ TEST(ForwardPlan, StoredCachesKeepTheTileOfFewRows) {
   }
 }
 
+/// Half of an mma's rows on Hopper, where a KV head has no more.
+TEST(ForwardPlan, StoredCachesHaveTilesOfEightRows) {
+  for (const auto& [arch, s_q, h_q, k, tile_m] : {std::tuple{"sm_90a", 1, 32, DType::e4m3, 8},
+                                                  {"sm_90a", 2, 32, DType::u4x2, 8},
+                                                  {"sm_90a", 3, 32, DType::e4m3, 16},
+                                                  {"sm_90a", 1, 128, DType::u4x2, 16},
+                                                  {"sm_80", 1, 32, DType::e4m3, 16}}) {
+    for (const int page_size : {0, 16, -1}) {
+      Problem problem = shaped(8, h_q, 8, s_q, 8192);
+      problem.arch = parse_arch(arch);
+      problem.page_size = page_size;
+      problem.k_dtype = problem.v_dtype = k;
+      problem.group_size = k == DType::u4x2 ? 64 : 0;
+      const ForwardPlan plan = plan_forward(problem, {});
+      EXPECT_TRUE(plan.kernel.as<Sm80Forward>().split_warps) << canonical(plan.kernel);
+      EXPECT_EQ(plan.kernel.tile_m, tile_m) << canonical(plan.kernel);
+      const bool long_tile = plan.kernel.arch.major >= 9;
+      EXPECT_EQ(plan.kernel.tile_n, long_tile || (k == DType::u4x2 && page_size == 0) ? 128 : 64);
+    }
+  }
+  Problem few = shaped(1, 32, 4, 1, 4096);  // parts of 62 keys
+  few.page_size = 16;
+  few.k_dtype = few.v_dtype = DType::e4m3;
+  EXPECT_EQ(plan_forward(few, {}).kernel.tile_n, 64);
+}
+
 /// Without pages too, where 4 bits have longer KV tiles up to a head dim of 128.
 TEST(ForwardPlan, StoredTensorsKeepTheTileOfFewRows) {
   for (const auto& [d, tile_n] : {std::pair{64, 128}, {128, 128}, {160, 64}}) {

@@ -38,7 +38,7 @@ void expect_fits(const KernelSpec& spec) {
   EXPECT_LE(spec.min_blocks * spec.threads(), max_threads_per_multiprocessor(spec.arch));
   const int offered = std::min(kRegistersPerThread, arch.registers_per_sm / (spec.threads() * spec.min_blocks) / 8 * 8);
   EXPECT_LE(sm80_forward_registers(spec) + kLoopRegisters, offered);
-  EXPECT_EQ(spec.tile_m % (spec.as<Sm80Forward>().split_warps ? 16 : 16 * spec.warps), 0);
+  EXPECT_EQ(spec.tile_m % (spec.as<Sm80Forward>().split_warps ? std::min(spec.tile_m, 16) : 16 * spec.warps), 0);
   EXPECT_EQ(spec.tile_n % 16, 0);
 }
 
@@ -245,6 +245,25 @@ struct BadOverride {
   const char* limit;
   Fixed fixed;
 };
+
+TEST(Sm80ForwardRefusal, TilesOfEightRowsAreForFewerBits) {
+  KernelSpec spec;
+  Sm80Forward& own = spec.own.emplace<Sm80Forward>();
+  spec.arch = parse_arch("sm_90a");
+  spec.dtype = DType::bf16;
+  spec.d_qk = spec.d_v = 128;
+  spec.aligned = own.split_warps = true;
+  spec.tile_m = 8;
+  spec.tile_n = 64;
+  spec.warps = 4;
+  spec.stages = 2;
+  own.loop_bodies = 1;
+  EXPECT_NE(sm80_forward_refusal(spec), "");
+  own.k_storage = own.v_storage = 1;
+  EXPECT_EQ(sm80_forward_refusal(spec), "");
+  spec.stages = 1;
+  EXPECT_NE(sm80_forward_refusal(spec), "");
+}
 
 TEST(Sm80ForwardSpec, RefusesAnOverrideAsABadArgument) {
   const BadOverride cases[] = {
