@@ -369,19 +369,18 @@ struct BackwardByColumns {
 
   // ---- dQ: by warpgroup 3
 
-  /// Where a lane leaves the first four elements of its dQ.
-  FA_DEVICE uint32_t staged_dq() const { return shared + kDqOffset + warp_index() * kDqWarpBytes + lane_index() * 16; }
-
-  /// Leaves a warp's 16 rows of dQ, in the order in which they lie in registers, for the thread that adds them.
+  /// Leaves a warp's 16 rows of dQ, in the order in which they lie in registers, for the thread that adds them:
+  /// where this lane's first four elements are.
   template <int kCount>
-  FA_DEVICE void stage_dq(const float (&dq)[kCount], int count) const {
-    const uint32_t own = staged_dq();
+  FA_DEVICE uint32_t stage_dq(const float (&dq)[kCount], int count) const {
+    const uint32_t own = shared + kDqOffset + warp_index() * kDqWarpBytes + lane_index() * 16;
     ptx::mbarrier_wait(dq_empty(), parity_of_one(count));  // the last step's has left
     FA_UNROLL
     for (int j = 0; j < kCount / 4; ++j) {
       ptx::st_shared_chunk(own + j * 512, {{ptx::bits(dq[4 * j]), ptx::bits(dq[4 * j + 1]), ptx::bits(dq[4 * j + 2]),
                                             ptx::bits(dq[4 * j + 3])}});
     }
+    return own;
   }
   /// The warp's are there.
   FA_DEVICE void hand_over_dq() const {
@@ -434,10 +433,10 @@ struct BackwardByColumns {
     const bool adds = is_adder();
     if (adds) make_room(addition);
     ptx::sync_warp();  // one lane added
-    stage_dq(dq, count);
+    [[maybe_unused]] const uint32_t own = stage_dq(dq, count);
     if constexpr (Config::kCausal) {
       if (again) {
-        multiply_by_finite_keys<T, ScoreTile, kTileN>(staged_dq(), kCount / 4, ds_shared(), 16 * warp_index(), keys,
+        multiply_by_finite_keys<T, ScoreTile, kTileN>(own, kCount / 4, ds_shared(), 16 * warp_index(), keys,
                                                       lane_index());
         give_back();
       }
