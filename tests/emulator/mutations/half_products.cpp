@@ -32,20 +32,11 @@ std::vector<Mutation> own_keys_mutations() {
 }
 
 std::vector<Mutation> half_tile_mutations() {
-  std::vector<Mutation> list =
-      in("sm80/sm80_forward_epilogue.cuh", {{"half_tiles_store_rows_of_the_next",
-                                             "Forward::kHalfTile ? kTileM : Forward::kWarpRows",
-                                             "Forward::kWarpRows",
-                                             sm80_half_tile(),
-                                             {}}});
-  for (Mutation& mutation : in("sm80/sm80_forward_traits.cuh", {{"half_tiles_have_all_rows_of_an_mma",
-                                                                 "kHalves = kHalfTile ? 1 : 2;",
-                                                                 "kHalves = 2;",
-                                                                 sm80_half_tile(),
-                                                                 {}}})) {
-    list.push_back(std::move(mutation));
-  }
-  return list;
+  return in("sm80/sm80_forward_epilogue.cuh", {{"half_tiles_store_rows_of_the_next",
+                                                "Forward::kHalfTile ? kTileM : Forward::kWarpRows",
+                                                "Forward::kWarpRows",
+                                                sm80_half_tile(),
+                                                {}}});
 }
 
 std::vector<Mutation> half_products_mutations() {
