@@ -185,7 +185,7 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
   Step* const step = call.step(Role::attention);
   const int alone = most_shared_bytes(attention);
   const bool few = step != nullptr && grid.grid <= facts.multiprocessors && alone >= sm90::kMoreThanHalf;
-  if (few && attention.split_keys() > 0) step->shared = alone;
+  if (few && (attention.split_keys() > 0 || attention.own_parts())) step->shared = alone;
   if (choice.leaves_splits()) {
     if (few && kernel::merges_few_rows(params)) {
       step->shared = alone;

@@ -339,7 +339,7 @@ int shared_bytes(const KernelSpec& spec) {
 
 int most_shared_bytes(const KernelSpec& spec) {
   const int own = shared_bytes(spec);
-  const bool may_be_alone = spec.is<Sm90Forward>() && spec.split && spec.min_blocks == 2;
+  const bool may_be_alone = spec.is<Sm90Forward>() && (spec.split || spec.own_parts()) && spec.min_blocks == 2;
   return may_be_alone ? std::max(own, sm90::kMoreThanHalf) : own;
 }
 

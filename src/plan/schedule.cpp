@@ -108,6 +108,15 @@ kernel::PartStart start_at(const std::vector<kernel::WorkItem>& items, std::int6
   return start;
 }
 
+/// Whether each of a call's few parts has a multiprocessor, as splits of dense tensors have.
+bool has_multiprocessors(const Problem& problem, const KernelSpec& attention, const ScheduleShape& shape,
+                         int multiprocessors) noexcept {
+  if (!attention.is<Sm90Forward>() || !attention.own_parts()) return false;
+  const int head_dim = std::max(attention.d_qk, attention.d_v);
+  return kernel::has_few_parts(attention.min_blocks > 1, head_dim, static_cast<int>(rows_each(problem, attention))) &&
+         shape.slots * heads_of(problem, attention) <= multiprocessors;
+}
+
 }  // namespace
 
 KernelSpec schedule_spec(const KernelSpec& attention) {
@@ -148,8 +157,9 @@ ScheduleShape schedule_shape(const Problem& problem, const KernelSpec& attention
       std::max<std::int64_t>(ceil_div(problem.s_kv, attention.tile_n) / kernel::kFewestTiles, 1);
   std::int64_t most = 0;
   if (__builtin_mul_overflow(shape.slots * heads_of(problem, attention), pieces, &most)) most = INT64_MAX;
-  const std::int64_t blocks =
-      std::int64_t{multiprocessors} * (problem.bounded ? 1 : attention.min_blocks) / attention.cluster();
+  const int each =
+      problem.bounded || has_multiprocessors(problem, attention, shape, multiprocessors) ? 1 : attention.min_blocks;
+  const std::int64_t blocks = std::int64_t{multiprocessors} * each / attention.cluster();
   shape.parts = static_cast<int>(std::clamp<std::int64_t>(blocks, 1, std::max<std::int64_t>(most, 1)));
   return shape;
 }

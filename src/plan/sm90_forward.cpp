@@ -33,7 +33,6 @@ constexpr std::int64_t kLongRows = 1536;
 constexpr std::int64_t kManyDiagonals = 2048;  // keys, measured on an H200
 constexpr int kAffineProductHeadDim = 96;
 constexpr int kExactMaxHeadDim = 112;
-constexpr int kMaxOwnPartsHeadDim = 192;  // of wider heads what finds parts spills
 constexpr int kMostColumnsOfFew = 192;  // an instruction's part of S or O: of 128 registers, which a thread starts with
 constexpr int kRegistersOfTwoBlocks = 160;  // of fragments, a thread
 constexpr int kThreadsWithFew = 512;        // of a multiprocessor, from which on they do
@@ -356,7 +355,7 @@ const char* sm90_copy_obstacle(const Problem& problem) noexcept {
 
 bool sm90_forward_finds_parts(const Problem& problem, const Fixed& fixed, const Choice& choice) noexcept {
   if (problem.given_schedule || !problem.paged() || problem.accumulate || !choice.short_query) return false;
-  if (std::max(problem.d_qk, problem.d_v) > kMaxOwnPartsHeadDim || problem.b > kernel::kOwnItems) return false;
+  if (problem.b > kernel::kOwnItems) return false;
   if (problem.varlen) {
     const std::int64_t rows = problem.total_q * (choice.pack_gqa ? problem.h_q / problem.h_kv : 1);
     if (slots(rows, kWarpgroupRows, problem.b) > kernel::kOwnItems) return false;

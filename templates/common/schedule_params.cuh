@@ -23,6 +23,12 @@ inline constexpr int kWholeReach = 6;
 inline constexpr int kFewestTiles = 2;
 /// Query tiles of a call whose blocks find their parts by themselves, at most: a lane of a warp each.
 inline constexpr int kOwnItems = 32;
+/// Whether blocks that find their parts by themselves have a multiprocessor each while there are no more query tiles,
+/// and cut tiles of one length into equal parts: of those that else share one in pairs up to this head dim, or where a
+/// merge has many rows, which measured faster.
+FA_HOST_DEVICE constexpr bool has_few_parts(bool in_pairs, int head_dim, int heads_of_tile) {
+  return !in_pairs || head_dim <= 64 || heads_of_tile >= 16;
+}
 /// Thread blocks of the kernel that writes schedules, at most.
 inline constexpr int kMostSegments = 32;
 

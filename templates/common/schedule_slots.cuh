@@ -36,6 +36,9 @@ FA_DEVICE int inclusive_sum(int value) {
   }
   return value;
 }
+FA_DEVICE int shuffled(int value, int lane) {
+  return ptx::shfl(value, lane);
+}
 FA_DEVICE int64_t shuffled(int64_t value, int lane) {
   const uint32_t low = ptx::shfl(static_cast<uint32_t>(value), lane);
   const uint32_t high = ptx::shfl(static_cast<uint32_t>(static_cast<uint64_t>(value) >> 32), lane);

@@ -62,9 +62,12 @@ FA_DEVICE int pieces_between(const PartStart& start, const PartStart& end, int i
 template <class Find>
 FA_DEVICE Piece piece_between(const PartStart& start, const PartStart& end, int items, int part, int index,
                               ForwardTile& tile, const Find& find) {
-  const int place = start.item + index;
-  const int item = place % items;
-  tile.head = start.head + place / items;
+  int item = start.item + index;
+  tile.head = start.head;
+  if (item >= items) {  // divisions are long
+    tile.head += item / items;
+    item %= items;
+  }
   tile.batch = start.batch;
   tile.m_block = start.m_block;
   if (index > 0) {

@@ -199,7 +199,8 @@ struct Epilogue : Schedule<Traits> {
     }
   }
 
-  /// O / sum. `q_buffer` is the Q buffer in use: the query tile's own one is the other.
+  /// O / sum. `q_buffer` is the Q buffer in use: the query tile's own one is the other. kEnds: no query tile follows.
+  template <bool kEnds>
   FA_DEVICE void store(O& o, const Factors& factors, const Query& query, int warp_row, int lane, int q_buffer) const {
     multiply(o, factors.keys);
     if constexpr (kAccumulate) add_states(o, factors, query, first_row_of(query) + warp_row, lane);
@@ -208,7 +209,7 @@ struct Epilogue : Schedule<Traits> {
     } else if constexpr (kStageO) {
       store_staged(o, query, warp_row, lane, kQBuffers - 1 - q_buffer);
     } else {
-      store_direct(o, factors, query, first_row_of(query) + warp_row, lane);
+      store_direct<kEnds>(o, factors, query, first_row_of(query) + warp_row, lane);
     }
   }
 
@@ -298,6 +299,7 @@ struct Epilogue : Schedule<Traits> {
   }
 
   /// A warp's rows of O from registers: the result, or a split's part of it.
+  template <bool kEnds>
   FA_DEVICE void store_direct(const O& o, [[maybe_unused]] const Factors& factors, const Query& query, int first_row,
                               int lane) const {
     if constexpr (kLeavesSplits) {
@@ -310,7 +312,7 @@ struct Epilogue : Schedule<Traits> {
     if constexpr (kPostsPieces) {
       if (is_part(query)) {
         store_partial(o, query, first_row, lane);
-        merge_piece(*this, query, query.sharing.piece(), listed_shared(0));
+        merge_piece<kEnds>(*this, query, query.sharing.piece(), listed_shared(0));
         return;
       }
     }
@@ -410,10 +412,10 @@ struct Epilogue : Schedule<Traits> {
     float* const target = params.partial_o + row * kHeadDimV + 2 * (lane % 4);
     FA_UNROLL
     for (int j = 0; j < kHeadDimV / 8; ++j) {
-      if constexpr (kLeavesSplits) {
+      if constexpr (kLeavesSplits || (kernel::kOwnParts<Config> && kHeadDimV <= 192)) {
         const uint64_t pair = ptx::bits(o[4 * j + 2 * r]) | uint64_t{ptx::bits(o[4 * j + 2 * r + 1])} << 32;
         ptx::st_global(reinterpret_cast<uint64_t*>(target + 8 * j), pair);
-      } else {  // pairs take registers that heads of over 192 columns do not have, beside posted work
+      } else {  // pairs take registers that schedules do not leave, beside posted work
         ptx::st_global(target + 8 * j, o[4 * j + 2 * r]);
         ptx::st_global(target + 8 * j + 1, o[4 * j + 2 * r + 1]);
       }
@@ -539,7 +541,7 @@ struct Epilogue : Schedule<Traits> {
     O zeros = {};
     if constexpr (Variant::kSink) multiply(zeros, factors.keys);  // NaN of a sink
     if constexpr (kAccumulate) add_states(zeros, factors, work, first_row_of(work) + warp_row, lane);
-    store_direct(zeros, factors, work, first_row_of(work) + warp_row, lane);
+    store_direct<false>(zeros, factors, work, first_row_of(work) + warp_row, lane);
   }
 };
 

@@ -331,7 +331,7 @@ struct Forward : Products<ForwardTraits<Config>> {
     if constexpr (kFixedSplits) {
       store_split(at, true, stored_row);
     } else {
-      epilogue().store(at.o, at.factors, at.query, stored_row, at.lane, at.q_slot.index);
+      epilogue().template store<true>(at.o, at.factors, at.query, stored_row, at.lane, at.q_slot.index);
     }
   }
 
@@ -419,7 +419,8 @@ struct Forward : Products<ForwardTraits<Config>> {
       // A work descriptor still lies next to its Q where that is not yet released: fewer registers over the loop.
       if constexpr (kKeepsWork) at.query = read_work(work_before(at.q_slot));
       if constexpr (kPostsPieces) ptx::sync_warp();  // all lanes have read it before one of them releases the next Q
-      epilogue().store(at.o, at.factors, at.query, other_rows(at.warp_row, at.consumer), at.lane, at.q_slot.index);
+      epilogue().template store<false>(at.o, at.factors, at.query, other_rows(at.warp_row, at.consumer), at.lane,
+                                       at.q_slot.index);
       if constexpr (!kKeepsWork) at.query = at.ahead.query;
       if constexpr (kRowsAhead) epilogue().find_rows(at.factors, at.query, at.warp_row, at.lane);
       at.first = at.staged = true;

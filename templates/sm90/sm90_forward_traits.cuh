@@ -275,6 +275,9 @@ struct ForwardTraits {
   // A KV tile comes out of pages in boxes, each by a lane of the warp that loads.
   static constexpr int kBoxRows = kPaged ? kernel::kRowsTogether<kPageSize, kTileN> : kTileN;
   static constexpr int kBoxes = kTileN / kBoxRows;
+  // The table is read a KV tile ahead: of few rows its latency is as long as what a block has for a tile. Loaders of
+  // more consumers have no register for it.
+  static constexpr bool kPagesAhead = kPaged && kConsumers == 1;
   static_assert(kBoxes <= kWarpSize, "a lane a box");
   /// Where a query tile's keys are, for the warps that load them.
   struct InPages {

@@ -139,8 +139,9 @@ struct Fp8Producer : Fp8Block<Config> {
   FA_DEVICE void load_boxes(uint32_t tile, const kernel::TensorMap& map, uint32_t barrier, int n,
                             const Query& query) const {
     const int lane = ptx::thread_index() % kWarpSize;
-    const PageBox box = page_box<Traits::kPageSize, kTileN, kBoxRows>(this->keys_of(query, query.pages),
-                                                                      params.paged.heads_a_page, query.kv_head, n);
+    const auto keys = this->keys_of(query, query.pages);
+    const PageBox box = page_box<kTileN, kBoxRows>(keys, params.paged.heads_a_page, query.kv_head, n,
+                                                   page_of_box<kTileN, kBoxRows>(keys, n));
     ptx::sync_warp();  // the barrier expects what the lanes copy
     if (lane >= Traits::kBoxes) return;
     const uint32_t rows = tile + lane * (kBoxRows * Tile::kRowBytes);

@@ -16,13 +16,27 @@ struct PageBox {
   int wrap;
 };
 
-/// The box of this lane's kBoxRows rows of KV tile n. Rows that no query needs lie outside of the map, which makes them
-/// zeros: it ends with the last key, or begins with the first.
-template <int kPageSize, int kTileN, int kBoxRows>
-FA_DEVICE PageBox page_box(const kernel::PagedKeys<kPageSize>& keys, int heads_a_page, int kv_head, int n) {
-  const int first = n * kTileN + ptx::thread_index() % kernel::kWarpSize * kBoxRows;
+/// The first of this lane's kBoxRows rows of KV tile n.
+template <int kTileN, int kBoxRows>
+FA_DEVICE int first_of_box(int n) {
+  return n * kTileN + ptx::thread_index() % kernel::kWarpSize * kBoxRows;
+}
+
+/// The page of this lane's box of KV tile n, in which some key is needed; -1 of others.
+template <int kTileN, int kBoxRows, int kPageSize>
+FA_DEVICE int page_of_box(const kernel::PagedKeys<kPageSize>& keys, int n) {
+  const int first = first_of_box<kTileN, kBoxRows>(n);
   const int needed = first < keys.begin ? keys.begin : first;
-  const int page = needed < first + kBoxRows ? keys.page_of(needed) : -1;
+  const bool loads = ptx::thread_index() % kernel::kWarpSize < kTileN / kBoxRows;
+  return loads && needed < first + kBoxRows ? keys.page_of(needed) : -1;
+}
+
+/// The box of this lane's kBoxRows rows of KV tile n, in page `page` of it. Rows that no query needs lie outside of the
+/// map, which makes them zeros: it ends with the last key, or begins with the first.
+template <int kTileN, int kBoxRows, int kPageSize>
+FA_DEVICE PageBox page_box(const kernel::PagedKeys<kPageSize>& keys, int heads_a_page, int kv_head, int n, int page) {
+  const int first = first_of_box<kTileN, kBoxRows>(n);
+  const int needed = first < keys.begin ? keys.begin : first;
   if (!keys.has(needed, page)) return {kernel::kBoundedRows, 0, 0, kernel::kBoundedRows};  // all zeros
   const int head = page * heads_a_page + kv_head;
   const int row = keys.row_in_page(first);

@@ -63,14 +63,15 @@ FA_DEVICE bool is_last_to_finish(const Params& params, const kernel::Piece& piec
   return true;
 }
 
-/// The same without counters: the last part waits for the others, which have started before it.
-template <class Own, int kThreads, class Params>
+/// The same without counters: the last part waits for the others, which have started before it. It has begun within the
+/// tile, which is its first one then, and so what its block does at the end.
+template <class Own, int kThreads, bool kEnds, class Params>
 FA_DEVICE bool is_last_part(const Params& params, const kernel::Piece& piece) {
   constexpr int kBarrier = first_of(NamedBarrier::partial_rows);
   const int thread = ptx::thread_index() - kWarpgroup;
   const int part = ptx::block_index();
   ptx::barrier_sync(kBarrier, kThreads);  // the block's partial rows are written
-  if (part != piece.last_part) {
+  if (!kEnds || part != piece.last_part) {
     if (thread == 0) ptx::raise_flag_global(Own::flag_of(params, piece, part), kernel::kFlagUp);
     return false;
   }
@@ -81,7 +82,7 @@ FA_DEVICE bool is_last_part(const Params& params, const kernel::Piece& piece) {
 
 /// The block that has a query tile's last part makes its rows whole. Called by all consumers; `arrived` is a word of
 /// shared memory that is theirs.
-template <class Epilogue, class Query>
+template <bool kEnds, class Epilogue, class Query>
 FA_DEVICE void merge_piece(const Epilogue& epilogue, const Query& query, const kernel::Piece& piece, uint32_t arrived) {
   using T = typename Epilogue::T;
   using Variant = typename Epilogue::Variant;
@@ -90,8 +91,9 @@ FA_DEVICE void merge_piece(const Epilogue& epilogue, const Query& query, const k
   constexpr int kTileM = Epilogue::kTileM;
   const int thread = ptx::thread_index() - kWarpgroup;
   if constexpr (kernel::kOwnParts<Config>) {
-    using Own = kernel::OwnParts<Config, kernel::ForwardParamsOf<Config>>;
-    if (!is_last_part<Own, kThreads>(epilogue.params, piece)) return;
+    using Own = kernel::OwnParts<Config, kernel::ForwardParamsOf<Config>, true>;
+    if (!is_last_part<Own, kThreads, kEnds>(epilogue.params, piece)) return;
+    if constexpr (!kEnds) return;
   } else {
     if (!is_last_to_finish<kThreads>(epilogue.params, piece, epilogue.counter_of(piece), arrived)) return;
   }

@@ -42,7 +42,7 @@ struct Producer : Schedule<Traits> {
   FA_DEVICE explicit Producer(const Schedule<Traits>& base) : Schedule<Traits>(base) {}
 
   // Where sequences have to be found or tiles are listed, copies of the loops that load spill.
-  static constexpr int kLoadCopies = kWaves || (kDynamic && kRagged) ? 1 : 0;
+  static constexpr int kLoadCopies = kWaves || kPostsPieces || (kDynamic && kRagged) ? 1 : 0;
   static constexpr ptx::L2Policy kKeyPolicy = key_policy<Config>();
 
   FA_DEVICE void produce_q_and_k(bool leads) const {
@@ -100,14 +100,15 @@ struct Producer : Schedule<Traits> {
 
   FA_DEVICE void load_q_and_k(RingSlot<kStages>& k_slot, RingSlot<kQBuffers>& q_slot, const Query& work) const {
     if (work.range.begin >= work.range.end) return;
-    load_k(k_slot, work.range.end - 1, work);
+    int page = page_ahead(work.range.end - 1, work);
+    load_k(k_slot, work.range.end - 1, work, page);
     if (!kPaged || ptx::thread_index() == 0) {
       load_q(q_slot, work);
     } else {
       q_slot.advance();
     }
     FA_UNROLL_BY(kLoadCopies)
-    for (int n = work.range.end - 2; n >= work.range.begin; --n) load_k(k_slot, n, work);
+    for (int n = work.range.end - 2; n >= work.range.begin; --n) load_k(k_slot, n, work, page);
   }
 
   /// The same of few rows. What needs nothing of the kernel before is done ahead of the wait for it, which copies alone
@@ -126,8 +127,9 @@ struct Producer : Schedule<Traits> {
     copy_k(k_slot, range.end - 1, work);
     copy_q(q_slot, work);
     if (range.begin < range.end - 1) copy_k(k_slot, range.end - 2, work);
+    int page = 0;
     FA_UNROLL_BY(kLoadCopies)
-    for (int n = range.end - 3; n >= range.begin; --n) load_k(k_slot, n, work);
+    for (int n = range.end - 3; n >= range.begin; --n) load_k(k_slot, n, work, page);
   }
 
   FA_DEVICE void load_values_ahead(RingSlot<kStages>& v_slot, const Query& work) const {
@@ -142,8 +144,16 @@ struct Producer : Schedule<Traits> {
     if (range.begin >= range.end) return;
     copy_v(v_slot, range.end - 1, work);
     if (range.begin < range.end - 1) copy_v(v_slot, range.end - 2, work);
+    int page = 0;
     FA_UNROLL_BY(kLoadCopies)
-    for (int n = range.end - 3; n >= range.begin; --n) load_v(v_slot, n, work);
+    for (int n = range.end - 3; n >= range.begin; --n) load_v(v_slot, n, work, page);
+  }
+
+  FA_DEVICE void load_values(RingSlot<kStages>& v_slot, const Query& work) const {
+    if (work.range.begin >= work.range.end) return;
+    int page = page_ahead(work.range.end - 1, work);
+    FA_UNROLL_BY(kLoadCopies)
+    for (int n = work.range.end - 1; n >= work.range.begin; --n) load_v(v_slot, n, work, page);
   }
 
   FA_DEVICE void produce_v(bool leads) const {
@@ -159,15 +169,11 @@ struct Producer : Schedule<Traits> {
       while (true) {
         const Query work = take_work(work_slot);
         work_slot.advance();
-        if (work.range.begin >= work.range.end) return;
-        FA_UNROLL_BY(kLoadCopies)
-        for (int n = work.range.end - 1; n >= work.range.begin; --n) load_v(v_slot, n, work);
+        if (work.range.begin >= work.range.end) return;  // the end
+        load_values(v_slot, work);
       }
     } else if constexpr (kPostsPieces) {
-      for_each_piece([&](const Query& work) {
-        FA_UNROLL_BY(1)
-        for (int n = work.range.end - 1; n >= work.range.begin; --n) load_v(v_slot, n, work);
-      });
+      for_each_piece([&](const Query& work) { load_values(v_slot, work); });
     } else {
       const Rounds own = rounds();
       for (int round = own.begin; has_tile(own, round); ++round) {
@@ -176,9 +182,7 @@ struct Producer : Schedule<Traits> {
           load_values_ahead(v_slot, work);
           continue;
         }
-        if (!kPaged && !leads) continue;
-        FA_UNROLL_BY(kLoadCopies)
-        for (int n = work.range.end - 1; n >= work.range.begin; --n) load_v(v_slot, n, work);
+        if (kPaged || leads) load_values(v_slot, work);
       }
     }
   }
@@ -198,9 +202,10 @@ struct Producer : Schedule<Traits> {
     return work;
   }
 
-  FA_DEVICE void load_k(RingSlot<kStages>& slot, int n, const Query& work) const {
+  FA_DEVICE void load_k(RingSlot<kStages>& slot, int n, const Query& work, [[maybe_unused]] int& page) const {
     if constexpr (kPaged) {
-      load_boxes<KTile>(k_shared(slot.index), p.map_k, k_empty(slot.index), k_full(slot.index), slot.parity, n, work);
+      load_boxes<KTile>(k_shared(slot.index), p.map_k, k_empty(slot.index), k_full(slot.index), slot.parity, n, work,
+                        page);
       slot.advance();
       return;
     }
@@ -218,9 +223,10 @@ struct Producer : Schedule<Traits> {
     slot.advance();
   }
 
-  FA_DEVICE void load_v(RingSlot<kStages>& slot, int n, const Query& work) const {
+  FA_DEVICE void load_v(RingSlot<kStages>& slot, int n, const Query& work, [[maybe_unused]] int& page) const {
     if constexpr (kPaged) {
-      load_boxes<VTile>(v_shared(slot.index), p.map_v, v_empty(slot.index), v_full(slot.index), slot.parity, n, work);
+      load_boxes<VTile>(v_shared(slot.index), p.map_v, v_empty(slot.index), v_full(slot.index), slot.parity, n, work,
+                        page);
       slot.advance();
       return;
     }
@@ -255,19 +261,39 @@ struct Producer : Schedule<Traits> {
     }
   }
 
+  FA_DEVICE auto keys_of(const Query& work) const {
+    return kernel::keys_in_cache<kPageSize>(params.paged, work.pages.table_row, work.pages.first_read,
+                                            work.sequence.s_kv);
+  }
+
+  /// This lane's box of KV tile n.
   FA_DEVICE PageBox box_of(int n, const Query& work) const {
-    return page_box<kPageSize, kTileN, kBoxRows>(
-        kernel::keys_in_cache<kPageSize>(params.paged, work.pages.table_row, work.pages.first_read, work.sequence.s_kv),
-        params.paged.heads_a_page, work.kv_head, n);
+    const auto keys = keys_of(work);
+    return page_box<kTileN, kBoxRows>(keys, params.paged.heads_a_page, work.kv_head, n,
+                                      page_of_box<kTileN, kBoxRows>(keys, n));
+  }
+
+  /// The page of a box that is copied later, if that is asked for ahead.
+  FA_DEVICE int page_ahead(int n, const Query& work) const {
+    if constexpr (Base::kPagesAhead) return page_of_box<kTileN, kBoxRows>(keys_of(work), n);
+    return 0;
+  }
+
+  /// The same of a box whose page has been asked for: `page`, which becomes that of the next KV tile.
+  FA_DEVICE PageBox box_and_next(int n, const Query& work, int& page) const {
+    if constexpr (!Base::kPagesAhead) return box_of(n, work);
+    const PageBox box = page_box<kTileN, kBoxRows>(keys_of(work), params.paged.heads_a_page, work.kv_head, n, page);
+    page = page_ahead(n - 1, work);
+    return box;
   }
 
   /// KV tile n of K or V, [tile_n, d], out of pages; a whole warp.
   template <class Tile>
   FA_DEVICE void load_boxes(uint32_t tile, const kernel::TensorMap& map, uint32_t empty, uint32_t full, uint32_t parity,
-                            int n, const Query& work) const {
+                            int n, const Query& work, int& page) const {
     const int lane = ptx::thread_index() % kWarpSize;
-    const PageBox box = box_of(n, work);    // while the buffer is in use
-    ptx::mbarrier_wait(empty, parity ^ 1);  // all have read what was there
+    const PageBox box = box_and_next(n, work, page);  // while the buffer is in use
+    ptx::mbarrier_wait(empty, parity ^ 1);            // all have read what was there
     if (lane == 0) ptx::mbarrier_arrive_expect_tx(full, Tile::kBytes);
     ptx::sync_warp();  // the barrier expects what the lanes copy
     if (lane >= kBoxes) return;

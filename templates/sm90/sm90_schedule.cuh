@@ -142,7 +142,7 @@ struct Schedule : ForwardBlock<Traits> {
   template <class Body>
   FA_DEVICE void for_each_piece(const Body& body) const {
     if constexpr (kernel::kOwnParts<Config>) {
-      const kernel::OwnParts<Config, kernel::ForwardParamsOf<Config>> own(params);
+      const kernel::OwnParts<Config, kernel::ForwardParamsOf<Config>, true> own(params);
       FA_UNROLL_BY(1)
       for (int i = own.pieces() - 1; i >= 0; --i) {
         Query query;

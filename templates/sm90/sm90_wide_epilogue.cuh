@@ -49,7 +49,7 @@ struct WideEpilogue : WideBlock<Config> {
         if constexpr (kInChunks) {
           merge_chunks(o, query, piece, half, warp_row, lane);
         } else {
-          merge_piece(*this, query, piece, shared + kLayout.arrived);
+          merge_piece<true>(*this, query, piece, shared + kLayout.arrived);
         }
         return;
       }

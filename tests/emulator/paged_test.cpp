@@ -158,6 +158,23 @@ TEST_P(Paged, WeighsPartsBesideALargeMaximum) {
   EXPECT_LE(worst_of(c, data, actual.o, expected.o), tolerance(spec.dtype) * greatest);
 }
 
+/// Requests of one length are cut into equal parts, or blocks take as many of them whole.
+TEST(PagedParts, OfOneLengthAreEqual) {
+  for (const PagedKernel& kernel : paged_kernels()) {
+    if (!kernel.spec.own_parts() || !kernel.spec.is<fa::plan::Sm90Forward>()) continue;
+    for (const int multiprocessors : {2, 5, 24}) {
+      PagedCase c = make_case(kernel, 2);
+      c.rows.assign(3, 1);
+      c.keys.assign(3, 9 * kernel.spec.tile_n - 5);
+      SCOPED_TRACE(canonical(kernel.spec) + ", " + testing::PrintToString(c));
+      const PagedData data = make_data(c);
+      AttentionOutputs actual;
+      ASSERT_NO_THROW(actual = run_paged(kernel.spec, c, data, {.multiprocessors = multiprocessors}));
+      EXPECT_LE(worst_of(c, data, actual.o, reference_f64(c, data).o), 4 * tolerance(kernel.spec.dtype)) << "o";
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, Paged, testing::Range<std::size_t>(0, paged_kernels().size()));
 
 /// What a request of `keys` positions gets whose pages are all one, so that keys are the same wherever it ends. Of

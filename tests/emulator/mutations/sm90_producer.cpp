@@ -28,8 +28,8 @@ std::vector<Mutation> boxes() {
               sm90_paged(),
               {global_uninitialised, global_out_of_bounds}},
              {"hopper_box_of_the_page_in_front",
-              "const int page = needed < first + kBoxRows ? keys.page_of(needed) : -1;",
-              "const int page = needed < first + kBoxRows ? keys.page_of(needed < kPageSize ? needed : needed - "
+              "return loads && needed < first + kBoxRows ? keys.page_of(needed) : -1;",
+              "return loads && needed < first + kBoxRows ? keys.page_of(needed < kPageSize ? needed : needed - "
               "kPageSize) : -1;",
               sm90_paged(),
               {}}});
@@ -40,7 +40,12 @@ std::vector<Mutation> producer() {
   using enum FaultKind;
   return in(
       "sm90/sm90_producer.cuh",
-      {{"hopper_box_loaded_without_waiting",
+      {{"hopper_pages_asked_for_too_far_ahead",
+        "page = page_ahead(n - 1, work);",
+        "page = page_ahead(n - 2, work);",
+        sm90_own_parts(),
+        {}},
+       {"hopper_box_loaded_without_waiting",
         "ptx::mbarrier_wait(empty, parity ^ 1);",
         "if (lane > kWarpSize) ptx::mbarrier_wait(empty, parity ^ 1);",
         sm90_paged(),

@@ -145,6 +145,26 @@ TEST(Schedule, PartialResultsAreBoundedByParts) {
   EXPECT_EQ(forward_needs(few, spec, 132, false).partial_rows, 2 * parts * 4);
 }
 
+/// Parts that blocks find by themselves: one a multiprocessor as long as there are no more query tiles, where that is
+/// faster.
+TEST(Schedule, FewTilesHaveAMultiprocessorEach) {
+  const auto parts_of = [](std::int64_t b, int d, std::int64_t group) {
+    Problem few = decode(b, 8192);
+    few.given_schedule = false;
+    few.d_qk = few.d_v = d;
+    few.h_q = 8 * group;
+    const KernelSpec spec = kernel_of(few);
+    EXPECT_TRUE(spec.own_parts());
+    return schedule_shape(few, spec, 132).parts;
+  };
+  EXPECT_EQ(parts_of(16, 64, 4), 132) << "128 query tiles";
+  EXPECT_EQ(parts_of(17, 64, 4), 264);
+  EXPECT_EQ(parts_of(16, 128, 4), 264) << "merges of few rows";
+  EXPECT_EQ(parts_of(16, 128, 16), 132);
+  EXPECT_EQ(parts_of(17, 128, 16), 264);
+  EXPECT_EQ(parts_of(17, 256, 4), 132) << "one block a multiprocessor, however many tiles";
+}
+
 TEST(Schedule, TagsTellLimitsApart) {
   const Problem problem = decode(64, 8192);
   const KernelSpec spec = kernel_of(problem);

@@ -467,7 +467,7 @@ TEST(Sm90ForwardPlan, FewRowsOverPagesTakeParts) {
   pages.d_qk = pages.d_v = 256;
   EXPECT_EQ(spec_of(sm90).tile_n, 32);
   pages.b = 4;
-  EXPECT_FALSE(choose(pages, sm90).own_parts);
+  EXPECT_TRUE(choose(pages, sm90).own_parts);
   EXPECT_THROW(spec_of({Family::sm90, {{"q_buffers", 2}}}), Error);
 }
 
