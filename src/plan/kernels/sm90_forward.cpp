@@ -88,8 +88,8 @@ constexpr Field kFields[] = {
 };
 static_assert(is_complete<Sm90Forward>(kFields));
 
-/// The counters of dynamic kernels are cleared in front of them. Blocks that find their parts, or share fixed splits, wait
-/// for those of lower numbers alone.
+/// The counters of dynamic kernels are cleared in front of them. Blocks that find their parts, or share fixed splits,
+/// wait for those of lower numbers alone.
 bool starts_early(const KernelSpec& spec) {
   return !spec.as<Sm90Forward>().dynamic;
 }

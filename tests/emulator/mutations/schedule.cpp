@@ -116,7 +116,11 @@ std::vector<Mutation> own_parts_mutations() {
       "common/own_parts.cuh",
       {
           {"flags_stay_up", "ptx::st_global(flag, uint64_t{0});  // for the next launch", "", sm80_own_parts(), {}},
-          {"parts_start_in_the_first_item", "item_in(lanes_of(item));", "item_in(lanes_of(0));", sm80_own_parts(), {}},
+          {"parts_start_in_the_first_item",
+           "item_in(lanes_of(item));",
+           "item_in(lanes_of(0 * item));",
+           sm80_own_parts(),
+           {}},
           {"parts_are_of_one_head",
            "(int64_t{cost} * params.heads + parts - 1) / parts",
            "(int64_t{cost} + parts - 1) / parts",
