@@ -112,6 +112,7 @@ std::vector<Mutation> scheduled_forward_mutations() {
 }
 
 std::vector<Mutation> own_parts_mutations() {
+  using enum FaultKind;
   return in(
       "common/own_parts.cuh",
       {
@@ -120,7 +121,7 @@ std::vector<Mutation> own_parts_mutations() {
            "item_in(lanes_of(item));",
            "item_in(lanes_of(0 * item));",
            sm80_own_parts(),
-           {}},
+           {global_uninitialised}},
           {"parts_are_of_one_head",
            "(int64_t{cost} * params.heads + parts - 1) / parts",
            "(int64_t{cost} + parts - 1) / parts",

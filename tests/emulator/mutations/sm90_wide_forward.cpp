@@ -132,11 +132,6 @@ std::vector<Mutation> sm90_wide_multicast_mutations() {
                          "kClusterBlocks * tile.head;",
                          pair,
                          {}},
-                        {"multicast_rank_in_a_descriptor",
-                         "kMergesInCluster = false, kInCluster = kMulticast;",
-                         "kMergesInCluster = false, kInCluster = false;",
-                         pair,
-                         {bad_descriptor}},
                     }),
                  in("sm90/sm90_wide_epilogue.cuh", {
                                                        {"multicast_blocks_share_partial_results",
