@@ -127,8 +127,8 @@ TEST(Sm90ForwardCompile, FewRowsOverPages) {
       const plan::ForwardPlan planned = plan::plan_forward(problem, {});
       ASSERT_EQ(planned.kernel.family(), plan::Family::sm90);
       EXPECT_EQ(planned.kernel.split, b == 1);
-      EXPECT_EQ(planned.kernel.own_parts(), b == 2 && d <= 192);
-      EXPECT_EQ(planned.kernel.scheduled(), b == 40 || (b == 2 && d > 192));
+      EXPECT_EQ(planned.kernel.own_parts(), b == 2);
+      EXPECT_EQ(planned.kernel.scheduled(), b == 40);
       if (test::tries(turn, 2)) {
         EXPECT_EQ(expect_compiles(planned.kernel), 0);
       }
