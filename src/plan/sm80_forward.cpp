@@ -38,6 +38,7 @@ constexpr int kOverheadCached4Bit = 14;
 constexpr int kOverheadCachedBoth4Bit = 8;
 constexpr int kOverheadCached4BitAmpere = 21;
 constexpr int kOverheadCachedBytesAmpere = 20;  // of K of 8 bits, whose conversions are of integers there
+constexpr int kOverheadKeysAloneOwnParts = 8;   // of K alone in fewer bits, where blocks find their parts
 constexpr int kOverhead32Bit = 60;
 constexpr int kOverhead32BitPerMTile = 49;
 // Below this nothing of the main loop's own state fits: an override may go here, the planner does not.
@@ -377,6 +378,7 @@ int cached_overhead(const KernelSpec& spec) {
   if (k_of_4_bits || (v_of_4_bits && own.k_storage != 0)) registers += kOverheadCached4Bit;
   if (k_of_4_bits && v_of_4_bits) registers += kOverheadCachedBoth4Bit;
   if (spec.arch.major < 9 && own.k_storage != 0 && (k_of_4_bits || v_of_4_bits)) registers += kOverheadCached4BitAmpere;
+  if (spec.own_parts() && own.k_storage != 0 && own.v_storage == 0) registers += kOverheadKeysAloneOwnParts;
   const bool of_bytes = own.k_storage != 0 && !k_of_4_bits && !v_of_4_bits;
   if (spec.arch.major < 9 && of_bytes && !has_half_products(spec)) registers += kOverheadCachedBytesAmpere;
   return registers;
