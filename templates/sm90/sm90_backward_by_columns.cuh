@@ -459,7 +459,7 @@ struct BackwardByColumns {
   /// One thing of it, if its turn has come.
   FA_DEVICE void go_on(Addition& addition, const Job& work) const {
     if (addition.state == Addition::State::added) {
-      give_turn(addition, work);
+      signal_next(addition, work);
     } else if (addition.state == Addition::State::staged && ptx::test_global(turn_of(addition), addition.in_front)) {
       add(addition);
     }
@@ -467,7 +467,7 @@ struct BackwardByColumns {
 
   /// The next step's dQ may be staged.
   FA_DEVICE void make_room(Addition& addition) const {
-    if constexpr (kOrdered) await_turn(addition);
+    if constexpr (kOrdered) await_previous(addition);
     ptx::tma_wait_read();
     ptx::mbarrier_arrive(dq_empty());
   }
@@ -475,7 +475,7 @@ struct BackwardByColumns {
   /// It has been staged.
   FA_DEVICE void take_over(Addition& addition, const Job& work, const Query& query, int count) const {
     if constexpr (kOrdered) {
-      if (addition.state == Addition::State::added) give_turn(addition, work);
+      if (addition.state == Addition::State::added) signal_next(addition, work);
       addition.in_front = follows(work, query) ? place_in_order(work) - 1 : 0;
     }
     addition.group = first_row_group(work, query);
@@ -489,20 +489,20 @@ struct BackwardByColumns {
 
   FA_DEVICE void finish(Addition& addition, const Job& work) const {
     if constexpr (kOrdered) {
-      await_turn(addition);
-      if (addition.state == Addition::State::added) give_turn(addition, work);
+      await_previous(addition);
+      if (addition.state == Addition::State::added) signal_next(addition, work);
     }
     ptx::tma_wait();  // shared memory must outlive the additions
   }
 
-  FA_DEVICE void await_turn(Addition& addition) const {
+  FA_DEVICE void await_previous(Addition& addition) const {
     if (addition.state != Addition::State::staged) return;
     ptx::await_global(turn_of(addition), addition.in_front);
     add(addition);
   }
 
   /// The next key tile may follow.
-  FA_DEVICE void give_turn(Addition& addition, const Job& work) const {
+  FA_DEVICE void signal_next(Addition& addition, const Job& work) const {
     ptx::tma_wait();  // the sum is there for it
     ptx::signal_global(turn_of(addition), place_in_order(work));
     addition.state = Addition::State::told;

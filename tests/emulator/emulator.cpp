@@ -55,7 +55,7 @@ struct Progress {
 };
 
 /// The clusters before this one, in the order of their starts, have come as far as they can without it.
-void await_turn(Machine& machine, Progress& progress, int place) {
+void await_lower_blocks(Machine& machine, Progress& progress, int place) {
   while (progress.at_rest < place) {
     machine.check_others();
     std::this_thread::yield();
@@ -75,7 +75,7 @@ void run_blocks(ErasedKernel kernel, const void* params, Memory& memory, const L
     int taken = 0;
     while ((taken = progress.next_block.fetch_add(options.cluster)) < options.grid) {
       block = options.last_first ? options.grid - options.cluster - taken : taken;
-      if (options.last_first) await_turn(machine, progress, taken / options.cluster);
+      if (options.last_first) await_lower_blocks(machine, progress, taken / options.cluster);
       machine.run_cluster(kernel, params, block, options.seed);
       machine.tell_wait();
     }
