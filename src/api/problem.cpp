@@ -107,6 +107,7 @@ plan::Problem make_problem(const AttentionConfig& config, const AttentionShape& 
   problem.invariance = config.invariance;
   problem.statistics = config.statistics;
   problem.sum_buffers = plan::sum_buffers(config.kernel);
+  problem.portable = plan::names_portable(config.kernel);
   problem.gradients = shape.gradients;
   problem.placed = shape.placed;
   problem.place_in_memory = shape.place_in_memory;

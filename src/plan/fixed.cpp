@@ -215,6 +215,10 @@ int sum_buffers(const std::optional<KernelOverride>& given) noexcept {
   return buffers;
 }
 
+bool names_portable(const std::optional<KernelOverride>& given) noexcept {
+  return given && (given->kernel == to_string(Family::sm80) || given->kernel == Sm80Forward::kernel().name);
+}
+
 Fixed read_override(const std::optional<KernelOverride>& given, Op op, std::string_view argument) {
   return given ? read_override(*given, op, argument) : Fixed();
 }

@@ -65,6 +65,9 @@ Fixed fixed_to(const KernelSpec& spec);
 Fixed read_override(const KernelOverride& given, Op op, std::string_view argument);
 Fixed read_override(const std::optional<KernelOverride>& given, Op op, std::string_view argument);
 
+/// Whether an override of a forward names the family of all GPUs. Looked at by whoever makes a problem.
+bool names_portable(const std::optional<KernelOverride>& given) noexcept;
+
 /// Buffers of rows that an override of the pass of column sums fixes, which read_override has accepted; 0: none, as of
 /// all other overrides. Such an override leaves the forward's kernels as planned.
 int sum_buffers(const std::optional<KernelOverride>& given) noexcept;

@@ -69,6 +69,15 @@ int KernelSpec::split_keys() const noexcept {
       own);
 }
 
+int KernelSpec::length_keys() const noexcept {
+  return std::visit(
+      [](const auto& which) {
+        if constexpr (requires { which.length_keys; }) return which.length_keys;
+        return 0;
+      },
+      own);
+}
+
 bool KernelSpec::scheduled() const noexcept {
   return std::visit(
       [](const auto& which) {

@@ -149,6 +149,8 @@ struct KernelSpec : SpecHead {
   bool stored() const noexcept;  ///< K or V is in 8 bits
   /// Keys whose softmax is formed alone, whoever else there is; 0: splits follow from the call.
   int split_keys() const noexcept;
+  /// Keys of a split, at least, where splits follow from a request's length and from nothing else of the call; 0: not.
+  int length_keys() const noexcept;
   bool ordered_dq() const noexcept;
   bool in_turns() const noexcept;  ///< blocks that share a key tile add to one dK and dV
   /// Of the main kernel of a backward: whether it adds to dQ's accumulator, and whether it sums dK or dV.

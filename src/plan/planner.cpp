@@ -13,6 +13,7 @@
 #include "plan/sm90_fp8_forward.hpp"
 #include "support/text.hpp"
 
+#include <common/forward_params.cuh>
 #include <sm90/sm90_forward_layout.cuh>
 
 namespace fa::plan {
@@ -50,6 +51,11 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
 
 }  // namespace
 
+bool Problem::splits_by_length() const noexcept {
+  if (invariance != Invariance::batch || varlen || !paged() || portable || stored() || accumulate) return false;
+  return (contiguous() || page_size % kPageRows == 0) && has_wgmma_rows(*this, *this);
+}
+
 std::int64_t visible_keys(const Problem& problem) noexcept {
   const bool top_left = !problem.placed && problem.causal && problem.causal_align == CausalAlign::top_left;
   std::int64_t keys = top_left ? std::min(problem.s_q, problem.s_kv) : problem.s_kv;
@@ -73,6 +79,12 @@ int choose_splits(const Problem& problem, const Choice& choice, std::int64_t til
   const std::int64_t blocks = ceil_div(rows, tile_m) * heads * problem.b;
   if (blocks == 0 || blocks * 2 > enough) return 1;
   const std::int64_t keys = visible_keys(problem);
+  if (problem.invariance == Invariance::batch && choice.short_query) {
+    const auto most = static_cast<int>(std::min<std::int64_t>(enough / blocks, kMaxSplits));  // with the GPU alone
+    const int splits = kernel::splits_of_length(keys, most, kLengthKeys);
+    // Which kernel it is must not follow from the bound of lengths.
+    return problem.splits_by_length() ? std::max(splits, 2) : splits;
+  }
   if (keys < kFewestSplitKeys) return 1;
   const std::int64_t least_keys = choice.short_query ? kFewKeysPerSplit : kKeysPerSplit;
   const std::int64_t splits = std::min({enough / blocks, keys / least_keys, kMaxSplits});
@@ -154,7 +166,8 @@ bool may_count_ragged(const Problem& problem, const Choice& choice) noexcept {
          std::max(problem.d_qk, problem.d_v) <= kCountedHeadDim;
 }
 
-Choice choose_by(const Problem& problem, const Fixed& fixed) noexcept {
+/// `b`: requests of the call, which may be more than the problem's: of whose tiles a counter may be worth it.
+Choice choose_by(const Problem& problem, const Fixed& fixed, std::int64_t b) noexcept {
   Choice choice;
   choice.aligned = problem.aligned;
   if (problem.h_kv == 0) return choice;
@@ -172,7 +185,7 @@ Choice choose_by(const Problem& problem, const Fixed& fixed) noexcept {
   const std::int64_t head_bytes =
       problem.typical_s_kv() * (problem.d_qk + problem.d_v) * static_cast<std::int64_t>(size_of(problem.dtype));
   const std::int64_t tiles = ceil_div(choice.pack_gqa ? s_q * group : s_q, std::max<std::int64_t>(tile_m, 1)) *
-                             (choice.pack_gqa ? problem.h_kv : problem.h_q) * problem.b;
+                             (choice.pack_gqa ? problem.h_kv : problem.h_q) * b;
   choice.scheduled = shares_by_schedule(problem, fixed, choice);
   if (choice.own_parts) choice.splits = 1;
   if (choice.own_parts || choice.splits_request) choice.scheduled = false;
@@ -207,7 +220,8 @@ bool shares_by_schedule(const Problem& problem, const Fixed& fixed, const Choice
 }
 
 Choice choose(const Problem& problem, const Fixed& fixed) noexcept {
-  return problem.bits_of() == Facts::request ? choose_by(alone(problem, problem), fixed) : choose_by(problem, fixed);
+  if (problem.bits_of() != Facts::request) return choose_by(problem, fixed, problem.b);
+  return choose_by(alone(problem, problem), fixed, problem.splits_by_length() ? problem.b : 1);
 }
 
 Problem alone(const RequestFacts& request, const DeviceFacts& device) noexcept {
@@ -250,7 +264,7 @@ void check_invariant(const Problem& problem, const Fixed& fixed) {
   if (rows && problem.paged() && !problem.contiguous() && problem.page_size % kPageRows != 0) {
     support::throw_invalid("page_size", problem.page_size, "multiples of 8 with invariance on Hopper, or kernel sm80");
   }
-  if (rows && (problem.s_kv == 0 || problem.b == 0)) return;  // no row has a key
+  if ((rows || problem.paged()) && (problem.s_kv == 0 || problem.b == 0)) return;  // no row has a key
   if (!problem.aligned) {
     support::throw_invalid("q, k, v or o", "rows that do not start at multiples of 16 bytes",
                            "multiples of 16 bytes with invariance, which unaligned rows would change bits of");
@@ -288,7 +302,7 @@ ForwardPlan plan_forward(const Problem& of_call, const Fixed& fixed) {
     const char* const misfit = wanted.misfit == nullptr ? nullptr : wanted.misfit(problem);
     if (misfit != nullptr) support::throw_invalid("kernel.kernel", to_string(wanted.family), misfit);
   }
-  const Choice choice = choose(problem, fixed);
+  const Choice choice = choose(of_call, fixed);
   if (problem.fp8()) check_fp8(problem, fixed, choice);
   check_counter(problem, fixed, choice.family);
   ForwardPlan plan;

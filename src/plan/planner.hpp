@@ -59,6 +59,7 @@ bool shares_by_schedule(const Problem& problem, const Fixed& fixed, const Choice
 std::int64_t visible_keys(const Problem& problem) noexcept;
 inline constexpr std::int64_t kKeysPerSplit = 512;     ///< at least, of thread blocks that share those of a query tile
 inline constexpr std::int64_t kFewKeysPerSplit = 128;  ///< likewise, of a tile of few rows: partial results are small
+inline constexpr int kLengthKeys = 512;                ///< likewise, with Invariance::batch
 inline constexpr std::int64_t kFewestSplitKeys = 512;  ///< fewer are read faster than partial results are merged
 inline constexpr std::int64_t kScheduledKeys = 512;    ///< from which on calls over pages share keys
 inline constexpr std::int64_t kScheduledKeysOfMany = 256;  ///< likewise, of more requests than multiprocessors

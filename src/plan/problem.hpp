@@ -48,6 +48,9 @@ struct RequestFacts {
   Gradients gradients = {};                  ///< of a backward
   bool placed = false;                       ///< calls have places in larger attentions
   bool place_in_memory = false;              ///< likewise, which the device alone knows
+  bool portable = false;                     ///< an override names the family of all GPUs, sm80
+  /// Keys of a page, or kContiguous: the device knows how many keys a request has, s_kv bounds them. 0: plain tensors.
+  int page_size = 0;
   std::int64_t h_q = 1;
   std::int64_t h_kv = 1;
   std::int64_t s_q = 1;
@@ -63,11 +66,9 @@ struct RequestFacts {
 /// What else a call has: other requests, and how tensors lie. The initial values are a request alone, in dense tensors
 /// that every family can serve.
 struct BatchFacts {
-  bool aligned = true;      ///< rows of q, k, v, o start at multiples of 16 bytes
-  bool tensor_maps = true;  ///< the copy engine can describe q, k, v and o (sm90_forward_describable)
-  bool varlen = false;      ///< a packed batch: b sequences whose lengths the device knows; s_q and s_kv bound them
-  /// Keys of a page, or kContiguous: the device knows how many keys a request has, s_kv bounds them. 0: plain tensors.
-  int page_size = 0;
+  bool aligned = true;          ///< rows of q, k, v, o start at multiples of 16 bytes
+  bool tensor_maps = true;      ///< the copy engine can describe q, k, v and o (sm90_forward_describable)
+  bool varlen = false;          ///< a packed batch: b sequences whose lengths the device knows; s_q and s_kv bound them
   bool given_schedule = false;  ///< of a call over a KV cache: it brings a schedule
   std::int64_t b = 1;
   std::int64_t total_q = 0;   ///< varlen: rows of the packed q
@@ -95,11 +96,15 @@ struct Problem : RequestFacts, BatchFacts, DeviceFacts {
   bool latent() const noexcept { return value_in_key && stored(); }
   /// Whether K or V alone is stored in 8 or 4 bits.
   bool stored() const noexcept { return !fp8() && (size_of(k_dtype) == 1 || size_of(v_dtype) == 1); }
-  /// Whether the arithmetic of a row is a function of RowFacts alone (row_arithmetic.hpp). Of a ragged batch nothing
+  /// Whether the arithmetic of a row is a function of RowFacts alone (row_arithmetic.hpp). Of a packed batch nothing
   /// else is known of a request.
   bool fixed_rows() const noexcept {
-    return invariance == Invariance::rows || (invariance == Invariance::batch && ragged());
+    return invariance == Invariance::rows || (invariance == Invariance::batch && ragged() && !splits_by_length());
   }
+
+  /// Whether splits of a request over a KV cache follow from its length, which the device knows: with
+  /// Invariance::batch, where the Hopper forward serves all calls of a configuration.
+  bool splits_by_length() const noexcept;
 
   /// What bits of a row may follow from.
   Facts bits_of() const noexcept {

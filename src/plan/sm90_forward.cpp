@@ -225,6 +225,8 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   spec.tile_n = fixed.number("tile_n", tile.tile_n);
   spec.stages = fixed.number("stages", tile.stages);
   fixed.set_others(spec);
+  const bool leaves_splits = problem.invariance == Invariance::batch && choice.splits > 1;
+  if (problem.splits_by_length() || (leaves_splits && !problem.fixed_rows())) own.length_keys = kLengthKeys;
   if (problem.fixed_rows()) {
     const RowArithmetic arithmetic = row_arithmetic(RowFacts::of(problem, true));
     spec.tile_n = arithmetic.tile_n;
@@ -366,6 +368,9 @@ bool sm90_forward_finds_parts(const Problem& problem, const Fixed& fixed, const 
 bool sm90_forward_splits_request(const Problem& problem, const Fixed& fixed, const Choice& choice) noexcept {
   if (!problem.paged() || problem.varlen || problem.b != 1 || !choice.short_query) return false;
   if (fixed.flag("own_parts", false) || fixed.flag("scheduled", false)) return false;
+  if (problem.splits_by_length() && fixed.number("splits", 2) > 1) {
+    return 2 * (choice.pack_gqa ? problem.h_kv : problem.h_q) <= kHopperMultiprocessors;
+  }
   if (fixed.has("splits")) return fixed.number("splits") > 1;
   // More tiles than that leave too many multiprocessors without a split.
   const std::int64_t tiles = choice.pack_gqa ? problem.h_kv : problem.h_q;
@@ -374,6 +379,7 @@ bool sm90_forward_splits_request(const Problem& problem, const Fixed& fixed, con
 
 void sm90_forward_form_clusters(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept {
   if (!choice.short_query || choice.splits == 1 || problem.dropout || problem.accumulate || problem.bounded) return;
+  if (problem.invariance == Invariance::batch) return;  // blocks of many requests go on from split to split
   const int blocks = fixed.number("split_blocks", fixed.has("splits") ? 1 : usual_split_blocks(problem, choice));
   if (blocks < 2) return;
   const Tile& tile = preferred_tiles(problem, choice).front();
@@ -433,8 +439,9 @@ std::optional<std::int64_t> sm90_forward_scheduled_keys(const Problem& problem, 
 int sm90_forward_decide(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept {
   if (problem.fixed_rows()) return sm90_forward_tile_m(problem, fixed, choice);
   choice.splits_request = sm90_forward_splits_request(problem, fixed, choice);
-  choice.own_parts = !choice.splits_request && sm90_forward_finds_parts(problem, fixed, choice);
-  choice.scheduled = !choice.splits_request && shares_by_schedule(problem, fixed, choice);
+  const bool splits = choice.splits_request || problem.splits_by_length();
+  choice.own_parts = !splits && sm90_forward_finds_parts(problem, fixed, choice);
+  choice.scheduled = !splits && shares_by_schedule(problem, fixed, choice);
   choice.exact_max = sm90_forward_exact_max(problem, fixed, sm90_forward_long_rows(problem), by_parts(choice));
   // Of few rows over pages nothing is skipped, and the slot's bit says own_parts.
   const bool few_over_pages = problem.paged() && choice.short_query;
@@ -587,7 +594,7 @@ std::vector<KernelSpec> sm90_forward_specs(const Problem& problem, const Fixed& 
     }
   }
   if (!specs.empty()) {
-    if (!problem.fixed_rows()) add_other_lengths(specs, problem, fixed, choice);
+    if (!problem.fixed_rows() && !problem.splits_by_length()) add_other_lengths(specs, problem, fixed, choice);
     return specs;
   }
   const bool overridden = fixed.fixes_tile_of(Sm90Forward::kernel());

@@ -455,7 +455,7 @@ Source render(const plan::KernelSpec& spec, const TemplateSet& from) {
   Source source;
   source.kernel_name = kernel_name(spec);
   source.target = to_string(spec.arch);
-  source.fuses = spec.split_keys() == 0;
+  source.fuses = spec.split_keys() == 0 && spec.length_keys() == 0;
   source.first_nvrtc = spec.kernel().first_nvrtc;
   source.unit = render_unit(spec);
   for (const Header* header : from.included_by(source.unit).headers) source.headers.push_back(*header);

@@ -62,6 +62,12 @@ struct ForwardParams {
   };
 };
 
+/// Of a request with `keys` keys, where these alone decide: each of `least` keys or more, and `most` of them.
+FA_HOST_DEVICE constexpr int splits_of_length(int64_t keys, int most, int least) {
+  const int64_t splits = keys / least;
+  return splits < 1 ? 1 : splits < most ? static_cast<int>(splits) : most;
+}
+
 /// Whether splits leave few rows to merge: then the blocks of the merge may wait beside those of its forward, and those
 /// of the next forward beside the merge. More of them would take the places of blocks that read keys.
 template <class Params>

@@ -86,6 +86,12 @@ FA_DEVICE constexpr bool wants_schedule() {
 }
 
 template <class Config>
+FA_DEVICE constexpr int length_keys_of() {
+  if constexpr (requires { Config::kLengthKeys; }) return Config::kLengthKeys;
+  return 0;
+}
+
+template <class Config>
 FA_DEVICE constexpr bool wants_own_parts() {
   if constexpr (requires { Config::kOwnParts; }) return Config::kOwnParts;
   return false;
@@ -207,6 +213,8 @@ template <class Config>
 inline constexpr int kSplitKeys = split_keys_of<Config>();  // of a fixed split size; 0: splits follow from the call
 template <class Config>
 inline constexpr bool kScheduled = wants_schedule<Config>();  // thread blocks take their parts of a schedule
+template <class Config>
+inline constexpr int kLengthKeys = length_keys_of<Config>();  // of a split, at least: its request's length decides
 template <class Config>
 inline constexpr bool kOwnParts = wants_own_parts<Config>();  // and find these without a schedule
 template <class Config>

@@ -81,6 +81,11 @@ struct ForwardTraits {
   // O of a split is folded while the next one's second product S is under way: its weights are known by then.
   static constexpr bool kFoldsOverlapped = kFixedSplits && !kShares;
   static constexpr bool kLeavesSplits = Config::kSplit && !kFixedSplits;  // for another kernel, which merges them
+  // As many of them as follow from a request's length, and for its bits from nothing else of the call.
+  static constexpr bool kLengthSplits = kLeavesSplits && kPaged && kernel::kLengthKeys<Config> > 0;
+  // Each of many splits leaves a partial result, which the L2 cache is to keep.
+  static constexpr bool kKeepsPartials =
+      kConsumers == 1 && (kShares || (kLeavesSplits && kernel::kLengthKeys<Config> > 0));
   // Work descriptors lie in two places in turn, so that one stays until its O is stored.
   static constexpr bool kTwoPlaces = kPostsPieces || kShares;
   static_assert(!kShares || Config::kQBuffers == 1, "a descriptor stays as long as the next query tile lasts");
@@ -94,7 +99,7 @@ struct ForwardTraits {
   static constexpr bool kKeepsFirst = !kLists && kernel::kKeepsFirst<Variant>;  // tiles before some need no function
   // A block's first query tile is that of its index, the next comes from a counter that all blocks share.
   static constexpr bool kDynamic = kernel::kDynamic<Config>;
-  static constexpr bool kWaves = (kRagged || kLists) && !kernel::kBounded<Config> && !kDynamic;
+  static constexpr bool kWaves = (kRagged || kLists) && !kernel::kBounded<Config> && !kDynamic && !kLengthSplits;
   // A row may see keys of a tile, but not the first ones.
   static constexpr bool kAffine = Variant::kAffine && Config::kPositiveScale;
   // The tensor cores add what an affine score function grows by from key to key, but for tiles of two signs of the

@@ -122,7 +122,8 @@ struct Fp8Traits {
   // What the Hopper forward may have, and this one has not.
   static constexpr bool kDropout = false, kLists = false, kKeepsFirst = false, kAffine = false, kAffineProduct = false,
                         kDistancePruning = false, kPartial = false, kEndsAligned = false, kPostsFirstRow = false,
-                        kRotates = false, kExchange = false, kDynamic = false, kLoadAhead = false, kNamesLast = false;
+                        kRotates = false, kExchange = false, kDynamic = false, kLoadAhead = false, kNamesLast = false,
+                        kLengthSplits = false;
   static constexpr int kDropoutWarps = 0;
 
   static constexpr Fp8Shape kShape = {.tile_m = kTileM,

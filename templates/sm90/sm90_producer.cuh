@@ -16,10 +16,11 @@
 namespace fa::sm90 {
 
 /// How long the L2 cache keeps K and V: blocks share them, but of decodes, where one block alone reads a KV head's.
-template <class Config>
+/// What invariant ones leave of each split is read again, and is not to make room for them.
+template <class Traits>
 FA_DEVICE constexpr ptx::L2Policy key_policy() {
-  if constexpr (requires { Config::kEvictFirst; }) return ptx::L2Policy::evict_first;
-  return ptx::L2Policy::evict_last;
+  if constexpr (requires { Traits::Config::kEvictFirst; }) return ptx::L2Policy::evict_first;
+  return Traits::kKeepsPartials ? ptx::L2Policy::evict_first : ptx::L2Policy::evict_last;
 }
 
 /// The warps that load: a thread for Q and K, and one for V, each a ring of buffers ahead of the consumers. Their warps
@@ -43,7 +44,7 @@ struct Producer : Schedule<Traits> {
 
   // Where sequences have to be found or tiles are listed, copies of the loops that load spill.
   static constexpr int kLoadCopies = kWaves || kPostsPieces || (kDynamic && kRagged) ? 1 : 0;
-  static constexpr ptx::L2Policy kKeyPolicy = key_policy<Config>();
+  static constexpr ptx::L2Policy kKeyPolicy = key_policy<Traits>();
 
   FA_DEVICE void produce_q_and_k(bool leads) const {
     if constexpr (Base::kRolesWait) {
@@ -74,8 +75,7 @@ struct Producer : Schedule<Traits> {
       for (int round = own.begin; has_tile(own, round); ++round) {
         Query work = query_of_round(round);
         if constexpr (Base::kNamesLast) work.ahead = {!has_tile(own, round + 1), row_of_q(work)};
-        if constexpr (Base::kRowsAhead) {
-          ptx::compute_ahead(work.ahead.q_row);
+        if (Base::kRowsAhead && round == own.begin) {
           load_ahead(k_slot, q_slot, work);
         } else if (kPaged || leads) {
           load_q_and_k(k_slot, q_slot, work);
@@ -111,9 +111,10 @@ struct Producer : Schedule<Traits> {
     for (int n = work.range.end - 2; n >= work.range.begin; --n) load_k(k_slot, n, work, page);
   }
 
-  /// The same of few rows. What needs nothing of the kernel before is done ahead of the wait for it, which copies alone
-  /// come behind.
+  /// The same of a block's first tile of few rows. What needs nothing of the kernel before is done ahead of the wait
+  /// for it, which copies alone come behind. Of later tiles no copy waits for the buffer of another.
   FA_DEVICE void load_ahead(RingSlot<kStages>& k_slot, RingSlot<kQBuffers>& q_slot, Query& work) const {
+    if constexpr (Base::kRowsAhead) ptx::compute_ahead(work.ahead.q_row);
     const KvRange& range = work.range;
     if (range.begin < range.end) {
       announce_k(k_slot);
@@ -178,11 +179,11 @@ struct Producer : Schedule<Traits> {
       const Rounds own = rounds();
       for (int round = own.begin; has_tile(own, round); ++round) {
         const Query work = query_of_round(round);
-        if constexpr (Base::kRowsAhead) {
+        if (Base::kRowsAhead && round == own.begin) {
           load_values_ahead(v_slot, work);
-          continue;
+        } else if (kPaged || leads) {
+          load_values(v_slot, work);
         }
-        if (kPaged || leads) load_values(v_slot, work);
       }
     }
   }

@@ -32,10 +32,10 @@ struct Schedule : ForwardBlock<Traits> {
   using Rows = typename Base::Rows;
   using Query = typename Base::Query;
   using Base::kTileM, Base::kTileN, Base::kQBuffers, Base::kConsumers, Base::kVarlen, Base::kPaged, Base::kRagged,
-      Base::kPostsPieces, Base::kNamesLast, Base::kFixedSplits, Base::kShares, Base::kSplitTiles, Base::kWindowed,
-      Base::kLists, Base::kKeepsFirst, Base::kWaves, Base::kDistancePruning, Base::kEndsAligned, Base::kPostsFirstRow,
-      Base::kRotates, Base::kExchange, Base::kLayout, Base::params, Base::q_full, Base::work_shared,
-      Base::listed_shared;
+      Base::kPostsPieces, Base::kNamesLast, Base::kLengthSplits, Base::kFixedSplits, Base::kShares, Base::kSplitTiles,
+      Base::kWindowed, Base::kLists, Base::kKeepsFirst, Base::kWaves, Base::kDistancePruning, Base::kEndsAligned,
+      Base::kPostsFirstRow, Base::kRotates, Base::kExchange, Base::kLayout, Base::params, Base::q_full,
+      Base::work_shared, Base::listed_shared;
 
   const int dense_rows;
   const int dense_before_rows;
@@ -169,7 +169,7 @@ struct Schedule : ForwardBlock<Traits> {
   /// What a query tile sees, and where it is.
   FA_DEVICE void look(Query& query) const {
     if constexpr (kPaged) query.sequence = kernel::request_of<kVarlen>(params, query.tile.batch);
-    if constexpr (kPaged && Base::kLeavesSplits) query.sequence.splits = params.splits;
+    if constexpr (kPaged && Base::kLeavesSplits) query.sequence.splits = splits_of_request(query);
     if constexpr (kPostsFirstRow) query.first_row = place_of(query);
     const Rows rows{params.group, query.tile.head};
     const int first = first_row_of(query);
@@ -187,9 +187,21 @@ struct Schedule : ForwardBlock<Traits> {
     if constexpr (kKeepsFirst) {
       query.range.kept_end = kernel::kept_tiles<Variant, kTileN>(params, lengths_of(query), query.tile.batch);
     }
+    if constexpr (kLengthSplits) {
+      if (query.tile.split >= query.sequence.splits) query.range = {};
+    }
     if constexpr (kPaged) query.pages = pages_of(query);
     query.kv_head = rows.kv_head();
     query.head_in_group = Config::kPackGqa ? 0 : query.tile.head - query.kv_head * params.group;
+  }
+
+  /// Equal parts of its keys, whoever else there is where bits follow from the request alone.
+  FA_DEVICE int splits_of_request([[maybe_unused]] const Query& query) const {
+    if constexpr (kLengthSplits) {
+      return kernel::splits_of_length(query.sequence.s_kv, params.splits, kernel::kLengthKeys<Config>);
+    } else {
+      return params.splits;
+    }
   }
 
   /// Of a query whose request is known.

@@ -136,6 +136,32 @@ TEST(Sm90ForwardCompile, FewRowsOverPages) {
   }
 }
 
+/// Of requests of a batch whose bits are their own: decodes in splits by their lengths, and prefills.
+TEST(Sm90ForwardCompile, InvariantBatchesOverPages) {
+  std::size_t turn = 0;
+  for (const int d : {64, 128}) {
+    for (const std::int64_t s_q : {1, 1024}) {
+      for (const int page_size : {16, -1, 8}) {
+        plan::Problem problem = problem_of({d, d, DType::bf16, true});
+        problem.invariance = Invariance::batch;
+        problem.page_size = page_size;
+        problem.h_q = 32;
+        problem.h_kv = 8;
+        problem.b = 16;
+        problem.s_q = s_q;
+        problem.s_kv = 8192;
+        const plan::ForwardPlan planned = plan::plan_forward(problem, {});
+        ASSERT_EQ(planned.kernel.family(), plan::Family::sm90);
+        EXPECT_EQ(planned.kernel.split, s_q == 1);
+        EXPECT_EQ(planned.kernel.length_keys(), plan::kLengthKeys);
+        if (test::tries(turn++, 4)) {
+          EXPECT_EQ(expect_compiles(planned.kernel), 0);
+        }
+      }
+    }
+  }
+}
+
 /// Query tiles of ragged batches from a counter: each head dim with one kind of batch, over pages causal.
 TEST(Sm90ForwardCompile, CountersOfRaggedBatches) {
   constexpr int kPageSizes[] = {16, 0, -1, 64};

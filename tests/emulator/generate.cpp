@@ -224,8 +224,15 @@ std::string invariant_file(const fs::path& folder, std::size_t file, std::size_t
       specs.push_back(fa::plan::mask_tiles_spec(path.spec));
     }
   }
+  std::set<std::string> seen;
+  for (const emulator::InvariantPath& path : emulator::batch_paths()) {
+    specs.push_back(path.spec);
+    const KernelSpec combine = emulator::combine_spec(path.spec);
+    if (path.spec.split && seen.insert(canonical(combine)).second) specs.push_back(combine);
+  }
   std::string text = "#include <emulator/instructions.hpp>\n" + kernels_file(specs, file, files);
-  const std::vector<emulator::InvarianceMutation>& all = emulator::invariance_mutations();
+  std::vector<emulator::InvarianceMutation> all = emulator::invariance_mutations();
+  all.insert(all.end(), emulator::batch_mutations().begin(), emulator::batch_mutations().end());
   for (std::size_t i = file; i < all.size(); i += files) {
     text += mutant({all[i].name, all[i].before, all[i].after, path_of(all[i]).spec, {}, 1, all[i].header},
                    folder / "invariant_mutants");

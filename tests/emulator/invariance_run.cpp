@@ -1,11 +1,15 @@
 #include "emulator/invariance_run.hpp"
 
+#include <algorithm>
 #include <span>
+
+#include <common/forward_params.cuh>
 
 #include "api/problem.hpp"
 #include "api/variants.hpp"
 #include "emulator/placement.hpp"
 #include "emulator/plan_run.hpp"
+#include "emulator/specs.hpp"
 #include "plan/call_plan.hpp"
 
 namespace emulator {
@@ -15,6 +19,8 @@ using fa::TensorView;
 using fa::plan::Role;
 using fa::test::ChunkCall;
 using fa::test::HostTensor;
+
+constexpr int kMostSplits = 4;
 
 fa::plan::PackedArgs place_arrays(Memory& memory, const ChunkCall& call) {
   fa::plan::PackedArgs args;
@@ -57,10 +63,15 @@ fa::test::AttentionOutputs run_chunks(const InvariantPath& path, const ChunkCall
   kernels.specs[Role::attention] = path.spec;
   kernels.names[Role::attention] = run.kernel;
   add_companions(problem, kernels);
-  const fa::plan::Choice choice{.pack_gqa = path.spec.pack_gqa,
-                                .dynamic = path.spec.dynamic(),
-                                .shares_splits = path.spec.split,
-                                .family = path.spec.family()};
+  fa::plan::Choice choice{.pack_gqa = path.spec.pack_gqa,
+                          .dynamic = path.spec.dynamic(),
+                          .shares_splits = path.spec.split_keys() > 0 && path.spec.split,
+                          .family = path.spec.family()};
+  if (path.spec.leaves_splits()) {  // as planned: one at least that a short request does not have
+    choice.splits = std::max(fa::kernel::splits_of_length(shape.s_kv, kMostSplits, path.spec.length_keys()), 2);
+    choice.splits_request = true;
+    kernels.specs[Role::combine] = combine_spec(path.spec);
+  }
   const fa::plan::CallFacts facts{run.scale, 3, false, args};
   fa::plan::CallPlan plan;
   plan_call(problem, choice, kernels.specs, tensors, facts, plan);

@@ -24,7 +24,8 @@ enum Flags : unsigned {
   kBounded = 32,
   kTurns = 64,
   kDynamic = 128,
-  kSkips = 256
+  kSkips = 256,
+  kByLength = 512
 };
 
 struct Shape {
@@ -86,13 +87,25 @@ constexpr HopperShape kHopperShapes[] = {
     {"steep", "steep_packed", 64, 2, 0, kPacked | kPackGqa},
 };
 
+// Splits follow from a request's length, and queries are dense: only a request's own call says what its bits are.
+constexpr HopperShape kBatchShapes[] = {
+    {"length", "length_pages_of_8", 64, 1, 8, kShares | kPackGqa | kByLength},
+    {"length", "length_pages_of_16", 64, 1, 16, kShares | kPackGqa | kByLength},
+    {"length", "length_pages_of_24", 64, 1, 24, kShares | kPackGqa | kByLength},
+    {"length_sink", "length_sink_pages_of_8", 64, 1, 8, kShares | kByLength},
+    {"length_sink", "length_sink_pages_of_40", 64, 1, 40, kShares | kByLength},
+    {"length_whole", "length_whole_pages_of_8", 128, 2, 8, kTurns | kByLength},
+    {"length_whole", "length_whole_pages_of_16", 128, 2, 16, kTurns | kDynamic | kByLength},
+};
+
 InvariantPath to_path(const HopperShape& shape) {
   InvariantPath path{shape.arithmetic, shape.name, {}, {}};
   AttentionConfig& config = path.config;
   config.causal = true;
   config.head_dim = 16;
-  config.sink = path.arithmetic == "sink";
-  config.invariance = fa::Invariance::rows;
+  config.sink = path.arithmetic.ends_with("sink");
+  const bool by_length = (shape.flags & kByLength) != 0;
+  config.invariance = by_length ? fa::Invariance::batch : fa::Invariance::rows;
   config.page_size = shape.page_size;
   config.varlen = (shape.flags & kPacked) != 0;
   KernelSpec& spec = path.spec;
@@ -115,7 +128,8 @@ InvariantPath to_path(const HopperShape& shape) {
   own.dynamic = (shape.flags & kDynamic) != 0;
   own.skips_hidden = (shape.flags & kSkips) != 0;
   own.softmax_chunks = own.skips_hidden ? 2 : 1;
-  own.split_keys = kSplitKeys;
+  (by_length ? own.length_keys : own.split_keys) = kSplitKeys;
+  own.exact_max = by_length && spec.split;
   own.own_ends = fa::plan::sm90_forward_own_ends(spec);
   spec.warps = fa::plan::sm90_forward_warps(spec);
   return path;
@@ -173,6 +187,28 @@ const std::vector<InvariantPath>& invariant_paths() {
     return result;
   }();
   return paths;
+}
+
+const std::vector<InvariantPath>& batch_paths() {
+  static const std::vector<InvariantPath> paths = [] {
+    std::vector<InvariantPath> result;
+    for (const HopperShape& shape : kBatchShapes) result.push_back(to_path(shape));
+    return result;
+  }();
+  return paths;
+}
+
+const std::vector<InvarianceMutation>& batch_mutations() {
+  static const std::vector<InvarianceMutation> mutations{
+      {"batch_splits_by_the_limit", "sm90/sm90_schedule.cuh",
+       "return kernel::splits_of_length(query.sequence.s_kv, params.splits, kernel::kLengthKeys<Config>);",
+       "return params.splits;", "length_pages_of_8"},
+      {"batch_splits_by_the_longest", "sm90/sm90_schedule.cuh", "splits_of_length(query.sequence.s_kv, params.splits,",
+       "splits_of_length(params.s_kv, params.splits,", "length_pages_of_16"},
+      {"batch_reads_splits_that_there_are_not", "sm90/sm90_schedule.cuh",
+       "if (query.tile.split >= query.sequence.splits) query.range = {};", "", "length_pages_of_24"},
+  };
+  return mutations;
 }
 
 const std::vector<InvarianceMutation>& invariance_mutations() {
@@ -234,9 +270,11 @@ const std::vector<InvarianceMutation>& invariance_mutations() {
 }
 
 const InvariantPath& path_of(const InvarianceMutation& mutation) {
-  const auto found = std::ranges::find(invariant_paths(), mutation.path, &InvariantPath::name);
-  if (found == invariant_paths().end()) throw std::out_of_range(mutation.path);
-  return *found;
+  for (const std::vector<InvariantPath>* const paths : {&invariant_paths(), &batch_paths()}) {
+    const auto found = std::ranges::find(*paths, mutation.path, &InvariantPath::name);
+    if (found != paths->end()) return *found;
+  }
+  throw std::out_of_range(mutation.path);
 }
 
 }  // namespace emulator

@@ -19,6 +19,10 @@ struct InvariantPath {
 };
 const std::vector<InvariantPath>& invariant_paths();
 
+/// Ways to compute requests with splits that follow from a request's length: those of one `arithmetic` give a request
+/// the same bits, whatever else there is.
+const std::vector<InvariantPath>& batch_paths();
+
 /// A mistake that makes a path's bits depend on its company, or on how it is computed.
 struct InvarianceMutation {
   std::string name;
@@ -28,6 +32,7 @@ struct InvarianceMutation {
   std::string path;  ///< whose kernel has it
 };
 const std::vector<InvarianceMutation>& invariance_mutations();
+const std::vector<InvarianceMutation>& batch_mutations();
 const InvariantPath& path_of(const InvarianceMutation& mutation);
 
 }  // namespace emulator

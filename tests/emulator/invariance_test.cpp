@@ -221,6 +221,76 @@ TEST_P(InvarianceMutants, HaveOtherBits) {
   EXPECT_GT(caught, 0) << mutation.before;
 }
 
+/// Bits of the last `rows` of the first `end` tokens: alone in a call whose limit is their number, by the first path of
+/// an arithmetic; or by any, in other pages and up to another limit, between requests of other lengths.
+struct Request {
+  std::int64_t rows, end;
+
+  Chunk of(const Document& document) const { return {&document, std::max<std::int64_t>(end - rows, 0), end}; }
+  Chunk as_many(const Document& document, std::int64_t last) const { return {&document, last - rows, last}; }
+};
+
+const std::vector<Document>& batch_texts(const InvariantPath& path) {
+  static std::map<std::string, std::vector<Document>> known;
+  std::vector<Document>& texts = known[path.arithmetic];
+  for (const std::uint64_t seed : {1, 2}) {
+    if (texts.size() < 2)
+      texts.push_back(fa::test::make_document(path.config, kInvariantHeadsQ, kInvariantHeadsKv, kRows, seed));
+  }
+  return texts;
+}
+
+/// How many calls give a request other bits than it has alone.
+int differing_batches(const InvariantPath& path, const std::string& kernel = {}) {
+  const std::vector<Document>& texts = batch_texts(path);
+  const auto first = std::ranges::find(batch_paths(), path.arithmetic, &InvariantPath::arithmetic);
+  int count = 0;
+  const std::vector<Request> requests = path.spec.split ? std::vector<Request>{{1, 150}, {3, 97}, {2, 63}, {1, 17}}
+                                                        : std::vector<Request>{{kRows, kRows}, {90, 120}};
+  for (const Request& request : requests) {
+    const Chunk chunk = request.of(texts[0]);
+    const ChunkCall alone(first->config, {chunk}, 0, 1);
+    const RowBits wanted = alone.bits_of(run_chunks(*first, alone, {})).front();
+    const Chunk others[] = {request.as_many(texts[1], kRows), request.as_many(texts[1], request.rows)};
+    const std::vector<Chunk> calls[] = {{chunk}, {others[0], chunk}, {others[1], chunk, others[0]}};
+    for (std::size_t place = 0; place < 3; ++place) {
+      const std::int64_t spare = std::int64_t{40} * static_cast<std::int64_t>(place);
+      const ChunkCall call(path.config, calls[place], spare, 3 + place);
+      const InvariantRun run{.seed = 3 + place, .spare = spare, .kernel = kernel};
+      const std::vector<RowBits> found = call.bits_of(run_chunks(path, call, run));
+      count += found[place == 0 ? 0 : 1] == wanted ? 0 : 1;
+    }
+  }
+  return count;
+}
+
+class InvariantBatches : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(InvariantBatches, GiveARequestTheBitsThatItHasAlone) {
+  EXPECT_EQ(differing_batches(batch_paths()[GetParam()]), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernel, InvariantBatches, testing::Range<std::size_t>(0, batch_paths().size()),
+                         [](const testing::TestParamInfo<std::size_t>& parameter) {
+                           return batch_paths()[parameter.param].name;
+                         });
+
+class BatchMutants : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(BatchMutants, HaveOtherBits) {
+  const InvarianceMutation& mutation = batch_mutations()[GetParam()];
+  try {
+    EXPECT_GT(differing_batches(path_of(mutation), "mutant " + mutation.name), 0) << mutation.before;
+  } catch (const NotWritten&) {
+  } catch (const Fault&) {
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernel, BatchMutants, testing::Range<std::size_t>(0, batch_mutations().size()),
+                         [](const testing::TestParamInfo<std::size_t>& parameter) {
+                           return batch_mutations()[parameter.param].name;
+                         });
+
 INSTANTIATE_TEST_SUITE_P(Kernel, InvarianceMutants, testing::Range<std::size_t>(0, invariance_mutations().size()),
                          [](const testing::TestParamInfo<std::size_t>& parameter) {
                            return invariance_mutations()[parameter.param].name;

@@ -309,5 +309,38 @@ TEST_F(BatchInvariance, ARequestAloneHasTheBitsThatItHasAmongOthers) {
   }
 }
 
+/// Over pages neither their size nor the limits of the batch change a bit: splits follow from a request's own length.
+TEST_F(BatchInvariance, PagesAndLimitsChangeNoBits) {
+  for (const int d : {64, 128}) {
+    for (const std::int64_t rows : {1, 5, 300}) {
+      RowBits expected;
+      for (const int page_size : {16, 8, 64, 256}) {
+        AttentionConfig config;
+        config.head_dim = d;
+        config.causal = true;
+        config.sink = d == 64;
+        config.page_size = page_size;
+        config.invariance = Invariance::batch;
+        Attention attention = Attention::create(config);
+        std::vector<Document> texts;
+        for (std::uint64_t i = 0; i < 5; ++i) texts.push_back(make_document(config, kHeadsQ, kHeadsKv, 3300, 170 + i));
+        const Chunk own{&texts[0], 1900 - rows, 1900};
+        if (expected.o.empty()) expected = OnDevice(ChunkCall(config, {own}, 0, 1), config).run(attention).front();
+        const std::vector<Chunk> few{own}, many{own,
+                                                {&texts[1], 3300 - rows, 3300},
+                                                {&texts[2], 0, rows},
+                                                {&texts[3], 1025 - rows, 1025},
+                                                {&texts[4], 512 - rows, 512}};
+        for (const std::int64_t spare : {0, 140, 9000}) {
+          EXPECT_EQ(OnDevice(ChunkCall(config, few, spare, 3), config).run(attention).front(), expected)
+              << d << ", " << rows << " rows, pages of " << page_size << ", " << spare << " keys to spare, alone";
+          EXPECT_EQ(OnDevice(ChunkCall(config, many, spare, 4), config).run(attention).front(), expected)
+              << d << ", " << rows << " rows, pages of " << page_size << ", " << spare << " keys to spare";
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fa::test

@@ -74,6 +74,9 @@ constexpr Field kFields[] = {
     field<&Sm90Forward::split_keys>("split_keys")
         .when_above_0()
         .as("kSplitKeys", "whose softmax is formed alone: a fixed split size"),
+    field<&Sm90Forward::length_keys>("length_keys")
+        .when_above_0()
+        .as("kLengthKeys", "at least of a split: as many as a request's length has"),
     field<&Sm90Forward::evict_first>("evict_first")
         .when_set()
         .as("kEvictFirst", "from the L2 cache: K and V")

@@ -44,8 +44,8 @@ std::vector<Mutation> sm90_schedule_mutations() {
            sm90_paged_dynamic(),
            {global_uninitialised, global_out_of_bounds}},
           {"hopper_requests_have_a_split_too_many",
-           "query.sequence.splits = params.splits;",
-           "query.sequence.splits = params.splits + 1;",
+           "return params.splits;",
+           "return params.splits + 1;",
            sm90_splits_request(),
            {}},
       });

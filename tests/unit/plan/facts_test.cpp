@@ -25,9 +25,6 @@ concept KnowsBatch = requires(Of facts) {
   facts.b;
 }
 || requires(Of facts) {
-  facts.page_size;
-}
-|| requires(Of facts) {
   facts.varlen;
 }
 || requires(Of facts) {
@@ -94,9 +91,9 @@ class FactsOf : public ::testing::TestWithParam<const char*> {
     batch.aligned = coin();
     batch.tensor_maps = coin();
     batch.varlen = coin();
-    batch.page_size = static_cast<int>(of({0, 0, 16, 256}));
+    problem.page_size = static_cast<int>(of({0, 0, 16, 256}));
     batch.total_q = batch.varlen ? batch.b * problem.s_q : 0;
-    batch.total_kv = batch.varlen && batch.page_size == 0 ? batch.b * problem.s_kv : 0;
+    batch.total_kv = batch.varlen && problem.page_size == 0 ? batch.b * problem.s_kv : 0;
     return problem;
   }
 

@@ -113,6 +113,53 @@ TEST(InvariantPlans, OfABatchAreThoseOfARequestAlone) {
   }
 }
 
+/// Over pages the kernel follows from the request's rows and the configuration, not from company, limits or pages.
+TEST(InvariantPlans, OfABatchOverPagesSplitRequestsByTheirLengths) {
+  for (const std::int64_t s_q : {1, 4, 300, 4096}) {
+    std::string first;
+    for (const int page_size : {8, 16, 256, -1}) {
+      for (const std::int64_t b : {1, 2, 8, 64, 300}) {
+        for (const std::int64_t s_kv : {100, 1000, 8192, 131072}) {
+          Problem problem = problem_of("sm_90a", DType::bf16, 128, 128, Invariance::batch);
+          problem.h_q = 32;
+          problem.h_kv = 8;
+          problem.s_q = s_q;
+          problem.page_size = page_size;
+          problem.b = b;
+          problem.s_kv = s_kv;
+          EXPECT_EQ(problem.bits_of(), Facts::request);
+          KernelSpec spec = plan_forward(problem, {}).kernel;
+          EXPECT_EQ(spec.length_keys(), kLengthKeys);
+          EXPECT_EQ(spec.split, s_q <= 4);
+          EXPECT_FALSE(spec.scheduled() || spec.own_parts());
+          const Choice choice = choose(problem, {});
+          const std::int64_t most = spec.split ? std::clamp<std::int64_t>(s_kv / kLengthKeys, 2, 16) : 1;
+          EXPECT_EQ(choice.splits, most);
+          EXPECT_EQ(choice.split_blocks, 1);
+          // What changes no bit: where tiles are taken from, and what is skipped of those on the diagonal.
+          auto& own = std::get<Sm90Forward>(spec.own);
+          own.dynamic = own.skips_hidden = own.own_ends = own.take_turns = false;
+          own.softmax_chunks = 1;
+          spec.page_size = 0;
+          if (first.empty()) first = canonical(spec);
+          EXPECT_EQ(canonical(spec), first) << page_size << ", b " << b << ", s_kv " << s_kv;
+        }
+      }
+    }
+  }
+  Problem packed = problem_of("sm_90a", DType::bf16, 128, 128, Invariance::batch);
+  packed.page_size = 16;
+  packed.varlen = true;
+  EXPECT_EQ(packed.bits_of(), Facts::row);
+  packed.varlen = false;
+  EXPECT_EQ(packed.bits_of(), Facts::request);
+  packed.portable = true;  // an override names the other family
+  EXPECT_EQ(packed.bits_of(), Facts::row);
+  packed.portable = false;
+  packed.d_qk = packed.d_v = 256;
+  EXPECT_EQ(packed.bits_of(), Facts::row);
+}
+
 TEST(InvariantPlans, RefuseTensorsThatWouldTakeAnotherKernel) {
   Problem problem = problem_of("sm_90a", DType::bf16, 128, 128, Invariance::batch);
   EXPECT_NO_THROW(check_invariant(problem, {}));

@@ -337,6 +337,9 @@ void add_hopper_fields(Families& all) {
       all.forward(name, problem, false, {"sm90", text});
     }
   }
+  problem.invariance = Invariance::batch;
+  problem.page_size = 16;
+  all.forward(name + " splits by length", problem);
   problem = problem_of("sm_90a", DType::bf16, 128, 128, true);
   problem.h_kv = problem.h_q / 2;
   for (const bool deterministic : {false, true}) {
