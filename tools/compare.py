@@ -26,7 +26,8 @@ Only what is asked for is measured (--ops, --families, --head-dims, --seqs, --ca
 results file are kept while the templates are the same.
 
 --decode measures decodes over a KV cache instead (tools/compare_decode.py): TB/s of K, V, Q and O by graph replay. They have a
-part of the results file of their own, and leave the rest of it as it is.
+part of the results file of their own, and leave the rest of it as it is. --mla measures those of multi-head latent attention,
+beside FlashMLA, in the same way (tools/compare_mla.py).
 
 Clocks, power and temperature are sampled by nvidia-smi while rows are timed: least, median and greatest.
 
@@ -50,6 +51,8 @@ sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).r
 import compare_bytes  # noqa: E402
 import compare_decode  # noqa: E402
 import compare_decode_rows as decode_rows  # noqa: E402
+import compare_mla  # noqa: E402
+import compare_mla_rows as mla_rows  # noqa: E402
 import compare_parallel_rows as parallel_rows  # noqa: E402
 import compare_variants  # noqa: E402
 from fa_attention import capi  # noqa: E402
@@ -106,6 +109,7 @@ def parse():
     parser.add_argument("--output", type=pathlib.Path, help="default: bench/results/<gpu>.json")
     parser.add_argument("--no-latency", action="store_true", help="leave out compile time and host cost")
     decode_rows.add_options(parser)
+    mla_rows.add_options(parser)
     return parser.parse_args()
 
 
@@ -327,20 +331,27 @@ def method(args, what):
             f"median of {args.rounds} interleaved rounds of {args.ms:g} ms, {what}")
 
 
+def decode_specs(args):
+    return mla_rows.selected(args) if args.mla else decode_rows.selected(decode_rows.all_rows(args.page_sizes), args)
+
+
 def compare_decodes(library, args, facts, ceilings, earlier, tree, output):
-    specs = decode_rows.selected(decode_rows.all_rows(args.page_sizes), args)
-    entries, templates = [], facts["templates"]
+    """Of --decode, or of --mla: each has its part of the results."""
+    specs, entries = decode_specs(args), []
+    part, how = "decode", {}
+    if args.mla:
+        part, how = mla_rows.PART, {"measure": compare_mla.measure, "print_entry": mla_rows.print_entry}
     watch = compare_decode.Watch()
     try:
-        compare_decode.measure_all(library, specs, args, entries)
+        compare_decode.measure_all(library, specs, args, entries, **how)
     finally:
         watch.stop()
         now = {"gpu": facts["gpu"], "driver": facts["driver"], "nvrtc": facts["nvrtc"], "read_tbps": facts["read_tbps"],
-               "decode_commit": facts["commit"], "decode_method": method(args, "graph replay, tools/compare.py --decode"),
-               "decode_conditions": watch.conditions()}
+               f"{part}_commit": facts["commit"], f"{part}_method": method(args, f"graph replay, tools/compare.py --{part}"),
+               f"{part}_conditions": watch.conditions()}
         base = {**ceilings, "commit": facts["commit"], "method": ""}
         earlier.pop("templates_of_tree", None)
-        write_results(output, {**decode_rows.merged(earlier, entries, templates, base, now), **tree})
+        write_results(output, {**decode_rows.merged(earlier, entries, facts["templates"], base, now, part), **tree})
     mean = decode_rows.summary(entries)
     print(f"wrote {output}: {len(entries)} of {len(specs)} rows" + (f", geometric mean {mean:.3f} of the best peer" if mean else ""))
 
@@ -348,7 +359,7 @@ def compare_decodes(library, args, facts, ceilings, earlier, tree, output):
 def main():
     args = parse()
     if args.list:
-        print("\n".join(spec.name() for spec in decode_rows.selected(decode_rows.all_rows(args.page_sizes), args)))
+        print("\n".join(spec.name() for spec in decode_specs(args)))
         return
     library = capi.Library(args.lib)
     gpu = torch.cuda.get_device_name()
@@ -365,7 +376,7 @@ def main():
     matmul_tflops, copy_tbps = ceilings(args.ms)
     reading = read_tbps(args.cli)
     print(f"{gpu}: matmul {matmul_tflops} TFLOP/s, copy {copy_tbps} TB/s, read {reading} TB/s", flush=True)
-    if args.decode:
+    if args.decode or args.mla:
         facts = {"gpu": gpu, "driver": info["driver"], "nvrtc": info["nvrtc"]["version"], "templates": info["templates"],
                  "commit": args.commit or commit(), "read_tbps": reading}
         signal.signal(signal.SIGTERM, stop)
@@ -386,7 +397,7 @@ def main():
             "read_tbps": reading,
             "conditions": watch.conditions(),
             **tree,
-            **{key: on_disk[key] for key in (*decode_rows.DECODE_KEYS, parallel_rows.PART) if key in on_disk},
+            **{key: on_disk[key] for key in (*decode_rows.DECODE_KEYS, *mla_rows.KEYS, parallel_rows.PART) if key in on_disk},
             "attention": decode_rows.kept(earlier["attention"], rows),
             "accuracy": decode_rows.kept(earlier["accuracy"], table),
             "latency": figures,

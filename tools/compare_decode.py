@@ -159,10 +159,10 @@ class Row:
                 calls.append(lambda t=t, w=wrapper: w.run(t.q.view(-1, spec.h_q, spec.d), (t.k, t.v)).view_as(t.q))
         return calls
 
-    def peer(self, name, fa3_module):
+    def peer(self, name, args):
         """A list of calls, one for each set; None where the peer has no such call."""
         if name == "fa3":
-            return self._fa3(module(fa3_module))
+            return self._fa3(module(args.fa3))
         return self._flashinfer(module("flashinfer")) if name == "flashinfer" else self._sdpa(name)
 
     def check(self):
@@ -216,7 +216,7 @@ class Graph:
         return start.elapsed_time(stop) * 1e3 / (self.count * self.replays)
 
 
-def captured(row, args):
+def captured(row, args, peers):
     """A graph for fa, and for each peer that can do the row and agrees."""
     calls = row.fa()
     for call in calls:
@@ -224,9 +224,9 @@ def captured(row, args):
     torch.cuda.synchronize()
     row.check()
     graphs = {"fa": Graph(calls, row.stream, args.ms)}
-    for name in args.peers:
+    for name in peers:
         try:
-            calls = row.peer(name, args.fa3)
+            calls = row.peer(name, args)
             if calls is None:
                 continue
             if not row.agrees(calls[0]()):
@@ -238,17 +238,25 @@ def captured(row, args):
     return graphs
 
 
-def measure(library, spec, args, stream):
+def sets_of(spec, args):
+    """How many tensors calls rotate over."""
     l2 = torch.cuda.get_device_properties(0).L2_cache_size
-    sets = min(GRAPH_CALLS, -(-L2_CACHES * l2 // int(spec.bytes())) + 1) if args.cold else 1
-    row = Row(library, spec, stream, sets)
-    graphs = captured(row, args)
+    return min(GRAPH_CALLS, -(-L2_CACHES * l2 // int(spec.bytes())) + 1) if args.cold else 1
+
+
+def time_rounds(graphs, rounds):
+    """The median of each, in microseconds."""
     times, order, shuffle = {name: [] for name in graphs}, list(graphs), random.Random(0).shuffle
-    for _ in range(args.rounds):
+    for _ in range(rounds):
         shuffle(order)
         for name in order:
             times[name].append(graphs[name].microseconds())
-    return decode_rows.entry(spec, {name: statistics.median(t) for name, t in times.items()}, args.cold)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def measure(library, spec, args, stream):
+    graphs = captured(Row(library, spec, stream, sets_of(spec, args)), args, args.peers)
+    return decode_rows.entry(spec, time_rounds(graphs, args.rounds), args.cold)
 
 
 class Watch:
@@ -280,7 +288,7 @@ class Watch:
         return decode_rows.conditions(self.file.read())
 
 
-def measure_all(library, specs, args, entries):
+def measure_all(library, specs, args, entries, measure=measure, print_entry=decode_rows.print_entry):
     """Adds to `entries`, one by one."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -290,5 +298,5 @@ def measure_all(library, specs, args, entries):
             except (capi.Unsupported, torch.OutOfMemoryError) as refusal:
                 print(f"{spec.name()}: {refusal}", file=sys.stderr, flush=True)
                 continue
-            decode_rows.print_entry(entries[-1], lambda text: print(text, flush=True))
+            print_entry(entries[-1], lambda text: print(text, flush=True))
             torch.cuda.empty_cache()

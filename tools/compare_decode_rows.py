@@ -128,8 +128,12 @@ def quick(row):
 
 def selected(rows, args):
     """Those that --quick and --rows leave."""
+    return matching([row for row in rows if not args.quick or (quick(row) and row.page_size in (0, 16))], args)
+
+
+def matching(rows, args):
+    """Those that --rows leaves."""
     patterns = [re.compile(pattern) for pattern in args.rows]
-    rows = [row for row in rows if not args.quick or (quick(row) and row.page_size in (0, 16))]
     return [row for row in rows if not patterns or any(pattern.search(row.name()) for pattern in patterns)]
 
 
@@ -229,12 +233,12 @@ def kept(old, new):
     return [row for row in old if problem(row) not in replaced] + new
 
 
-def merged(results, entries, templates, ceilings, facts):
+def merged(results, entries, templates, ceilings, facts, part="decode"):
     """A results file with decodes, whose other parts stay as they are. Decodes of other templates are dropped; `ceilings`
     that are there already belong to the other parts."""
-    old = results.get("decode", []) if results.get("decode_templates") == templates else []
+    old = results.get(part, []) if results.get(f"{part}_templates") == templates else []
     return {**ceilings, "templates": templates, "attention": [], "accuracy": [], "latency": {}, **results, **facts,
-            "decode_templates": templates, "decode": kept(old, entries)}
+            f"{part}_templates": templates, part: kept(old, entries)}
 
 
 def warnings(built, tree, results):
@@ -242,7 +246,7 @@ def warnings(built, tree, results):
     texts = []
     if tree and built != tree:
         texts.append(f"the library has templates {built}, the tree {tree}: what is measured is not what is there")
-    for key, what in (("templates", "attention"), ("decode_templates", "decode")):
+    for key, what in (("templates", "attention"), ("decode_templates", "decode"), ("mla_templates", "mla")):
         if results.get(key) and results[key] != built:
             texts.append(f"the results of {what} are of templates {results[key]}, the library has {built}")
     return texts

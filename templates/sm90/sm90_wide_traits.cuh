@@ -68,7 +68,8 @@ struct WideTraits {
   static constexpr bool kPingpong = false, kDropout = false, kLists = false, kKeepsFirst = false, kAffine = false,
                         kAffineProduct = false, kDistancePruning = false, kPartial = false, kOwnRanges = false,
                         kEndsAligned = false, kPostsFirstRow = false, kRotates = false, kExchange = false,
-                        kDynamic = false, kLoadAhead = false, kNamesLast = false, kLengthSplits = false;
+                        kDynamic = false, kLoadAhead = false, kNamesLast = false, kLengthSplits = false,
+                        kKeepsPartials = false;
   static constexpr int kDropoutWarps = 0;
 
   static constexpr WideShape kShape = {

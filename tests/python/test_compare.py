@@ -1,4 +1,4 @@
-"""What tools/compare.py --decode measures and writes, without the measuring."""
+"""What tools/compare.py --decode and --mla measure and write, without the measuring."""
 
 import argparse
 import json
@@ -10,11 +10,13 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 import compare_decode_rows as decode_rows  # noqa: E402
+import compare_mla_rows as mla_rows  # noqa: E402
 
 
 def parse(*arguments):
     parser = argparse.ArgumentParser()
     decode_rows.add_options(parser)
+    mla_rows.add_options(parser)
     return parser.parse_args(arguments)
 
 
@@ -134,3 +136,45 @@ def test_templates_that_differ_are_named():
     assert decode_rows.warnings("a", "", {}) == []
     texts = decode_rows.warnings("a", "b", {"templates": "c", "decode_templates": "a"})
     assert len(texts) == 2 and "tree b" in texts[0] and "attention" in texts[1]
+
+
+def test_latent_rows_are_there_once():
+    rows = mla_rows.all_rows()
+    assert len({row.name() for row in rows}) == len(rows) == 24
+    of_64 = {(row.h_q, row.b, row.s_q, row.s_kv) for row in rows if row.page_size == mla_rows.PEER_PAGE_SIZE}
+    assert of_64 == {(row.h_q, row.b, row.s_q, row.s_kv) for row in rows if row.page_size == 16}
+    assert {(16, 64, 1, 4096), (16, 128, 1, 32768), (128, 128, 2, 32768), (128, 1, 1, 32768), (16, 4, 1, 32768)} <= of_64
+    assert [row.name() for row in mla_rows.selected(parse("--mla", "--rows", "b=64 .*s_kv=4096", "--mla-page-sizes", "64"))] == [
+        "mla b=64 h=16/1 s_q=1 s_kv=4096 page=64"]
+
+
+@pytest.mark.parametrize("wrong", ["0", "64,x", "-16"])
+def test_wrong_pages_of_latent_rows_are_refused(wrong, capsys):
+    with pytest.raises(SystemExit) as refused:
+        parse("--mla-page-sizes", wrong)
+    assert refused.value.code == 2 and "--mla-page-sizes" in capsys.readouterr().err
+
+
+def test_latents_are_read_once_and_multiplied_twice():
+    row = mla_rows.Spec(16, 2, 100, s_q=3, page_size=16)
+    assert row.bytes() == 2 * 2 * (100 * 576 + 3 * 16 * (576 + 512)) and row.pages_each == 7 and row.causal
+    assert row.products() == 2 * 2 * 16 * (98 + 99 + 100) * (576 + 512)
+    entry = mla_rows.entry(row, {"fa": 10.0, "flashmla": 12.5}, cold=True)
+    assert entry["d_qk"] == 576 and entry["d_v"] == 512 and entry["h_kv"] == 1 and entry["variant"] == "value_in_key+cold"
+    assert entry["tbps"]["fa"] == pytest.approx(row.bytes() / 1e7, abs=1e-3)
+    assert entry["tflops"]["flashmla"] == pytest.approx(row.products() / 12.5e6, abs=0.1)
+    lines = []
+    mla_rows.print_entry(entry, lines.append)
+    mla_rows.print_entry(mla_rows.entry(row, {"fa": 10.0}), lines.append)
+    assert "of the best 1.25 cold" in lines[0] and "best" not in lines[1] and "cold" not in lines[1]
+
+
+def test_latent_rows_are_a_part_of_their_own():
+    row = mla_rows.Spec(16, 64, 4096)
+    decodes = {"decode": [{"b": 1}], "decode_templates": "old", "templates": "old"}
+    first = decode_rows.merged(decodes, [mla_rows.entry(row, {"fa": 9.0})], "one", {}, {"mla_commit": "c"}, mla_rows.PART)
+    assert first["decode"] == [{"b": 1}] and first["mla_templates"] == "one" and first["mla"][0]["us"] == {"fa": 9.0}
+    second = decode_rows.merged(first, [mla_rows.entry(row, {"fa": 8.0, "flashmla": 9.0})], "one", {}, {}, mla_rows.PART)
+    assert [entry["us"]["fa"] for entry in second["mla"]] == [8.0] and {"mla", "mla_templates", "mla_commit"} <= set(mla_rows.KEYS)
+    assert decode_rows.summary(second["mla"]) == pytest.approx(9 / 8, abs=1e-2)
+    assert any("mla" in text for text in decode_rows.warnings("two", "", second))
