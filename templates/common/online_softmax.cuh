@@ -14,15 +14,29 @@ namespace fa::kernel {
 template <int kMTiles, int kNTiles>
 using Fragment = float[kMTiles][kNTiles][4];
 
+/// Multiplies a row of O by a factor that the row's quad has, where O is transposed: its rows are columns, and those of
+/// lanes t of quads are 2t and 2t + 1. Called by a whole warp.
+template <int kOTiles>
+FA_DEVICE void multiply_columns(float (&o)[kOTiles][4], float factor) {
+  const int first = ptx::lane_index() % 4 * 8;
+  float factors[2];
+  FA_UNROLL
+  for (int e = 0; e < 2; ++e) factors[e] = ptx::from_bits(ptx::shfl(ptx::bits(factor), first + 4 * e));
+  FA_UNROLL
+  for (int i = 0; i < 4 * kOTiles; ++i) o[i / 4][i % 4] *= factors[i % 2];
+}
+
 /// The running statistics of the rows that a thread shares with the other three lanes of its quad (Milakov and
 /// Gimelshein, "Online normalizer calculation for softmax", 2018; base 2 as in FlashAttention-2). The maximum is kept
 /// in units of the raw score, and the sum stays split over the quad until `finish`. With kEntropy the rows' entropy is
 /// taken along (row_entropy.cuh). P, and with it the sum, are 2^kLogFactor times what they are elsewhere. With one half
-/// (kHalves) a tile has no rows from 8 on: nothing is made of their registers.
+/// (kHalves) a tile of S has no rows from 8 on: nothing is made of their registers. O is transposed then
+/// (multiply_columns).
 template <int kMTiles, bool kEntropy = false, int kLogFactor = 0, int kHalves = 2>
 struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
   float max[kMTiles][2];
   float sum[kMTiles][2];
+  float offsets[kMTiles][2];  // of one half: what is subtracted from scaled scores
   bool far = false;  // one of the thread's rows has a maximum that no float is near enough to, once it is scaled
 
   FA_DEVICE OnlineSoftmax() {
@@ -32,6 +46,7 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
       for (int r = 0; r < kHalves; ++r) {
         max[m][r] = -kInfinity;
         sum[m][r] = 0.f;
+        if constexpr (kHalves == 1) offsets[m][r] = 0.f;
       }
     }
   }
@@ -42,12 +57,23 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
   template <bool kConditional, int kNTiles, int kOTiles>
   FA_DEVICE void update(Fragment<kMTiles, kNTiles>& s, Fragment<kMTiles, kOTiles>& o, float scale_log2) {
     float new_max[kMTiles][2];
-    FA_UNROLL
-    for (int m = 0; m < kMTiles; ++m) {
+    if constexpr (kHalves == 1 && kConditional) {
+      // Of few rows latencies count: lanes ask each other only where one has a greater score.
+      const float own = lane_max<kNTiles>(s[0], 0, max[0][0]);
+      if (ptx::vote_any(own > max[0][0] || far)) {
+        new_max[0][0] = quad_max(own);
+        offsets[0][0] = offset(new_max[0][0], scale_log2);
+        raise<kNTiles, kOTiles>(s, o, new_max, offsets, scale_log2);
+      }
+      exponentiate_rows<kNTiles>(s, scale_log2, offsets);
+    } else {
       FA_UNROLL
-      for (int r = 0; r < kHalves; ++r) new_max[m][r] = row_max<kNTiles>(s[m], r, max[m][r]);
+      for (int m = 0; m < kMTiles; ++m) {
+        FA_UNROLL
+        for (int r = 0; r < kHalves; ++r) new_max[m][r] = quad_max(lane_max<kNTiles>(s[m], r, max[m][r]));
+      }
+      update_to<kConditional, kNTiles>(s, o, new_max, scale_log2);
     }
-    update_to<kConditional, kNTiles>(s, o, new_max, scale_log2);
   }
 
   /// The same with row maxima, no smaller than those so far, that the caller knows.
@@ -69,17 +95,7 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
       return;
     }
     // One branch in the usual case. Whether a row is far changes only where its maximum grows.
-    if (ptx::vote_any(grew || far)) {
-      float shrink[kMTiles][2];
-      shrinks(shrink, subtracted, scale_log2);
-      const bool was_far = far;
-      far = has_far(subtracted);
-      if (ptx::vote_any(was_far || far)) {
-        far_shrinks(shrink, new_max, scale_log2);
-        subtract_far<kNTiles>(s, new_max, subtracted);
-      }
-      rescale<kOTiles>(o, new_max, shrink);
-    }
+    if (ptx::vote_any(grew || far)) raise<kNTiles, kOTiles>(s, o, new_max, subtracted, scale_log2);
     exponentiate_rows<kNTiles>(s, scale_log2, subtracted);
   }
 
@@ -191,6 +207,21 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
     }
   }
 
+  /// Goes from the maxima so far to others, whose offsets are `subtracted`.
+  template <int kNTiles, int kOTiles>
+  FA_DEVICE void raise(Fragment<kMTiles, kNTiles>& s, Fragment<kMTiles, kOTiles>& o, const float (&new_max)[kMTiles][2],
+                       float (&subtracted)[kMTiles][2], float scale_log2) {
+    float shrink[kMTiles][2];
+    shrinks(shrink, subtracted, scale_log2);
+    const bool was_far = far;
+    far = has_far(subtracted);
+    if (ptx::vote_any(was_far || far)) {
+      far_shrinks(shrink, new_max, scale_log2);
+      subtract_far<kNTiles>(s, new_max, subtracted);
+    }
+    rescale<kOTiles>(o, new_max, shrink);
+  }
+
   /// In far rows the maximum is subtracted before the scale, and nothing of it behind.
   template <int kNTiles>
   static FA_DEVICE void subtract_far(Fragment<kMTiles, kNTiles>& s, const float (&new_max)[kMTiles][2],
@@ -256,10 +287,14 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
   FA_DEVICE void shrink_row(float (&o)[kOTiles][4], int m, int r, float shrink) {
     if constexpr (kEntropy) this->shrink_entropy(m, r, sum[m][r], shrink);
     sum[m][r] *= shrink;
-    FA_UNROLL
-    for (int n = 0; n < kOTiles; ++n) {
-      o[n][2 * r] *= shrink;
-      o[n][2 * r + 1] *= shrink;
+    if constexpr (kHalves == 1) {
+      multiply_columns<kOTiles>(o, shrink);
+    } else {
+      FA_UNROLL
+      for (int n = 0; n < kOTiles; ++n) {
+        o[n][2 * r] *= shrink;
+        o[n][2 * r + 1] *= shrink;
+      }
     }
   }
 
@@ -285,12 +320,15 @@ struct OnlineSoftmax : RowEntropy<kMTiles, kEntropy> {
   }
 
   template <int kNTiles>
-  static FA_DEVICE float row_max(const float (&s)[kNTiles][4], int r, float start) {
+  static FA_DEVICE float lane_max(const float (&s)[kNTiles][4], int r, float start) {
     float result = start;
     FA_UNROLL
     for (int n = 0; n < kNTiles; ++n) result = ptx::max(result, ptx::max(s[n][2 * r], s[n][2 * r + 1]));
-    result = ptx::max(result, ptx::shfl_xor(result, 1));
-    return ptx::max(result, ptx::shfl_xor(result, 2));
+    return result;
+  }
+  static FA_DEVICE float quad_max(float x) {
+    x = ptx::max(x, ptx::shfl_xor(x, 1));
+    return ptx::max(x, ptx::shfl_xor(x, 2));
   }
 
   template <int kNTiles>

@@ -92,6 +92,11 @@ struct Forward : ForwardScores<Config> {
       Base::group, Base::first_o_column, Base::tile_range, Base::kv_tile, Base::mask, Base::read_fixed,
       Base::apply_score, Base::apply_mask, Base::drop, Base::scale_scores, Base::softmax_scale_log2;
 
+  /// Of O += P V.
+  using Products = typename Either<U4Values<T, VElement, kValuesInPlace>,
+                                   typename Either<StoredValues<ValueProduct, VElement>, Gemm, kStoredValues>::type,
+                                   kU4Values>::type;
+
   /// What goes along from KV tile to KV tile.
   struct Walk {
     int stage = 0;
@@ -124,6 +129,12 @@ struct Forward : ForwardScores<Config> {
 
   FA_DEVICE void run_range(KvRange range) {
     if constexpr (kPieces) range = cut(range, piece);
+    if constexpr (kOwnKeys) {  // kept, and known to be the same in a warp
+      range.begin = ptx::shfl(range.begin, 0);
+      range.end = ptx::shfl(range.end, 0);
+      range.plain_end = ptx::shfl(range.plain_end, 0);
+      range.plain_begin = ptx::shfl(range.plain_begin, 0);
+    }
     if constexpr (kKeepsFirst) range.kept_end = kept_tiles<Variant, kTileN>(params, lengths, tile.batch);
     Fragment<kMTiles, kSumTiles> sums = {};
     Softmax softmax;
@@ -132,6 +143,18 @@ struct Forward : ForwardScores<Config> {
       attend(range, sums, softmax);
     }
     softmax.finish();
+    if constexpr (Base::kHalfTile) {
+      Fragment<kMTiles, kOutTiles> whole;
+      Split{shared + kQBytes, warp, lane}.template join_transposed<Products>(sums, softmax, softmax_scale_log2(),
+                                                                             whole);
+      ForwardEpilogue<Forward>{*this}.run(whole, softmax);
+    } else {
+      finish(range, sums, softmax);
+    }
+  }
+
+  /// Gives the columns of O their places, and hands it to whoever stores it.
+  FA_DEVICE void finish(const KvRange& range, Fragment<kMTiles, kSumTiles>& sums, Softmax& softmax) {
     Fragment<kMTiles, kOTiles>& o = reinterpret_cast<Fragment<kMTiles, kOTiles>&>(sums);
     if constexpr (kU4Values) {
       U4Values<T, VElement, kValuesInPlace>::restore(o, lane);
@@ -226,7 +249,8 @@ struct Forward : ForwardScores<Config> {
         }
       }
     }
-    if constexpr (kHalfValues || kValuesInPlace) walk.lift.undo(o);
+    if constexpr (kHalfValues) walk.lift.undo(o);
+    if constexpr (kValuesInPlace) walk.lift.template undo<kHalves>(o, lane);
   }
 
   /// Those who have copied the rows of Q that this warp has.
@@ -277,7 +301,7 @@ struct Forward : ForwardScores<Config> {
   FA_DEVICE void prefetch(const KvRange& range, Walk& walk) const {
     if constexpr (kOwnKeys) {
       const OwnKeys<Forward> own{*this};
-      walk.keys = own.pointers();
+      walk.keys = own.pointers(range.end - 1);
       int pages[kStages];  // looked up before the first copy: none waits for another
       FA_UNROLL
       for (int i = 0; i < kStages; ++i) pages[i] = range.end - 1 - i >= range.begin ? own.page(range.end - 1 - i) : 0;
@@ -414,7 +438,9 @@ struct Forward : ForwardScores<Config> {
       } else if constexpr (kStoredValues) {
         StoredScales<Forward>{*this}.multiply_v(s, stage);
         if constexpr (kHalfValues) walk.lift.apply(s, o, before, softmax, softmax_scale_log2());
-        StoredValues<ValueProduct, VElement>::template accumulate<VTile, kHeadDimV>(o, s, values, lane);
+        StoredValues<ValueProduct, VElement>::template accumulate<VTile, kHeadDimV, kHalves>(o, s, values, lane);
+      } else if constexpr (Base::kHalfTile) {
+        Gemm::template accumulate_half<VTile, kHeadDimV>(o, s, values, lane);
       } else {
         Gemm::template accumulate<VTile, kHeadDimV, kMTiles, kNTiles>(o, s, values, lane);
       }

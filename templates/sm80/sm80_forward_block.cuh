@@ -62,7 +62,7 @@ struct ForwardBlock : ForwardTraits<Config> {
   const int row_count = Config::kPackGqa ? lengths.s_q * params.group : lengths.s_q;
   const KElement* const k_thread = k_pointer(thread);  // into [s_kv, d_qk]; not of pages
   const VElement* const v_thread = v_pointer(thread);  // into [s_kv, d_v]; likewise
-  const uint32_t shared = ptx::dynamic_shared();
+  const uint32_t shared = shared_memory();
   const uint32_t q_shared = shared + warp / kWarpsN * kWarpQBytes;  // this warp's rows of Q, later of O
 
   // Of the rows' heads, which are one unless they are packed.
@@ -84,6 +84,12 @@ struct ForwardBlock : ForwardTraits<Config> {
         rows{p.group, tile.head} {}
   FA_DEVICE ForwardBlock(const Params& p, const Piece& of, const ForwardTile& at)
       : params(p), index(0), piece(of), tile(at), lengths(this_entry(p, at.batch)), rows{p.group, at.head} {}
+
+  /// Where copies keep it by, it comes out of a shuffle: what is not made anew in every step.
+  static FA_DEVICE uint32_t shared_memory() {
+    if constexpr (Base::kOwnKeys) return ptx::shfl(ptx::dynamic_shared(), 0);
+    return ptx::dynamic_shared();
+  }
 
   static FA_DEVICE Entry this_entry(const Params& p, int batch) {
     if constexpr (kPaged) {

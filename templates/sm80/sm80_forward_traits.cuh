@@ -105,7 +105,8 @@ struct ForwardTraits {
       kSplitWarps && kMTiles == 1 && kCodesInPlace && kHeadDimQk <= 128 && kHeadDimV <= 128;  // else registers spill
   static constexpr bool kKeysInPlace = kU4Keys && kHasCodesInPlace;
   static constexpr bool kValuesInPlace = kU4Values && kHasCodesInPlace;
-  static constexpr int kSumTiles = kOTiles + (kValuesInPlace ? 1 : 0);  // and what offsets of V add to O
+  // Of O in the main loop, which half an m tile has transposed; and what offsets of V add to it.
+  static constexpr int kSumTiles = kOTiles / (kHalfTile ? 2 : 1) + (kValuesInPlace ? 1 : 0);
   using KeyProduct = typename Either<kernel::f16, T, kHalfKeys || kKeysInPlace>::type;
   static constexpr bool kHalfQueries = kKeysInPlace || (kHalfKeys && !kernel::is_half(T{}));  // Q becomes f16
   static constexpr int kKeyScales = kernel::scale_words<KElement>(kHeadDimQk);  // words of a key, where there are any

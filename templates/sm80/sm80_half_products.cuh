@@ -195,10 +195,14 @@ struct RowLift {
 
   template <int kOTiles>
   static FA_DEVICE void multiply_row(float (&o)[kOTiles][4], int r, float factor) {
-    FA_UNROLL
-    for (int n = 0; n < kOTiles; ++n) {
-      o[n][2 * r] *= factor;
-      o[n][2 * r + 1] *= factor;
+    if constexpr (kHalves == 1) {
+      multiply_columns<kOTiles>(o, factor);
+    } else {
+      FA_UNROLL
+      for (int n = 0; n < kOTiles; ++n) {
+        o[n][2 * r] *= factor;
+        o[n][2 * r + 1] *= factor;
+      }
     }
   }
 };

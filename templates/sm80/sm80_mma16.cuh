@@ -95,7 +95,7 @@ struct WarpGemm {
   }
 
   /// The A operand of depth step `k` from accumulators, rounded: two neighbouring n tiles.
-  template <int kMTiles, int kNTiles>
+  template <int kHalves = 2, int kMTiles, int kNTiles>
   static FA_DEVICE void pack_step(uint32_t (&a)[kMTiles][4], const Fragment<kMTiles, kNTiles>& p, int k) {
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
@@ -103,7 +103,7 @@ struct WarpGemm {
       for (int half = 0; half < 2; ++half) {
         const float(&c)[4] = p[m][2 * k + half];
         a[m][2 * half] = ptx::convert_pair<T>(c[0], c[1]);
-        a[m][2 * half + 1] = ptx::convert_pair<T>(c[2], c[3]);
+        if constexpr (kHalves == 2) a[m][2 * half + 1] = ptx::convert_pair<T>(c[2], c[3]);
       }
     }
   }
@@ -136,6 +136,28 @@ struct WarpGemm {
         apply(filter, b);
         FA_UNROLL
         for (int m = 0; m < kMTiles; ++m) ptx::mma_m16n8k16<T>(o[m][n], a[m], b[0], b[1]);
+      }
+    }
+  }
+
+  /// The column that row `g` of the upper (0) or lower half of tile `n` of a transposed O is.
+  static FA_DEVICE constexpr int column(int n, int half, int g) { return 16 * n + 8 * half + g; }
+
+  /// The same of half an m tile: O is transposed (add_two_tiles).
+  template <class VTile, int kHeadDimV, int kNTiles>
+  static FA_DEVICE void accumulate_half(Fragment<1, kHeadDimV / 16>& o, const Fragment<1, kNTiles>& p, uint32_t v_tile,
+                                        int lane) {
+    static_assert(kHeadDimV % 16 == 0, "two n tiles at a time");
+    const uint32_t v_lane = v_tile + VTile::offset(lane % 16, lane / 16 * 8);
+    FA_UNROLL
+    for (int k = 0; k < kNTiles / 2; ++k) {
+      uint32_t a[1][4];
+      pack_step<1>(a, p, k);
+      FA_UNROLL
+      for (int n = 0; n < kHeadDimV / 8; n += 2) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, v_lane + VTile::offset(k * kStep, 8 * n));
+        add_two_tiles<T, 1>(o, n, a, {b[0], b[1]}, {b[2], b[3]});
       }
     }
   }

@@ -14,7 +14,8 @@ namespace fa::sm80 {
 
 using namespace kernel;
 
-/// Where a lane of OwnKeys reads, of page 0; without pages, of the request's first key.
+/// Where a lane of OwnKeys reads, of page 0, or without pages of the tile that is copied next (kWalks); and where it
+/// writes in the first buffer. All of it is kept: steps have no time to find it anew.
 template <class KElement, class VElement>
 struct KeyPointers {
   const KElement* k;
@@ -23,6 +24,9 @@ struct KeyPointers {
   const float* value_scales;
   int64_t scale_stride_b;
   int64_t scale_stride_s;
+  uint32_t k_target;
+  uint32_t v_target;
+  uint32_t scale_target;
   int page;  // of this lane's key, or of all of them, in the tile that is copied next
 };
 
@@ -43,35 +47,41 @@ struct OwnKeys {
   static constexpr int kTogether = kOnePage ? kKeys : common_divisor(Block::kPageSize, kKeys);  // sure to share a page
   static constexpr int kSpans = kKeys / kTogether;                           // that a warp's keys have of such
   static constexpr bool kOneRequest = !Block::kPaged || Block::kContiguous;  // whose keys are all in one place
+  static constexpr bool kWalks = kOneRequest && !Block::kLists;              // from each tile to the one before it
   static constexpr bool kOneWord = kKeys * kWords <= kWarpSize && kKeyWords <= 1 && kValueWords <= 1;  // of a lane
   static_assert(kKeys <= kWarpSize && kWarpSize % kKeys == 0, "a lane has a key to look up");
 
   const Block& f;
 
-  FA_DEVICE Pointers pointers() const {
+  /// Those for KV tile `n`.
+  FA_DEVICE Pointers pointers(int n) const {
+    using K = typename Block::KTile;
+    using V = typename Block::VTile;
+    const int first = kWalks ? first_key(n) : 0;
     Pointers result;
-    result.k = start<typename Block::KTile>(static_cast<const KElement*>(f.params.k), f.params.stride_k_h,
-                                            f.params.stride_k_s);
-    result.v = start<typename Block::VTile>(static_cast<const VElement*>(f.params.v), f.params.stride_v_h,
-                                            f.params.stride_v_s);
-    if constexpr (kOneRequest) {
-      result.k += times(page(0), f.params.stride_k_b);
-      result.v += times(page(0), f.params.stride_v_b);
-    }
+    result.k = start<K>(static_cast<const KElement*>(f.params.k), f.params.stride_k_b, f.params.stride_k_h,
+                        f.params.stride_k_s, first);
+    result.v = start<V>(static_cast<const VElement*>(f.params.v), f.params.stride_v_b, f.params.stride_v_h,
+                        f.params.stride_v_s, first);
+    result.k_target = kept(f.k_shared(0) + target<K>());
+    result.v_target = kept(f.v_shared(0) + target<V>());
+    result.scale_target = kept(f.scales_shared(0) + (lane() / kKeys * Block::kTileN + own() + lane() % kKeys) * kWord);
     if constexpr (kOneWord) {
       const ScaleParams& from = f.params.scales;
       const bool of_value = lane() / kKeys >= kKeyWords;
       result.scale_stride_b = of_value ? from.stride_v_b : from.stride_k_b;
       result.scale_stride_s = of_value ? from.stride_v_s : from.stride_k_s;
-      result.scales = (of_value ? from.v : from.k) + f.rows.kv_head() * (of_value ? from.stride_v_h : from.stride_k_h) +
-                      (kOnePage ? lane() % kKeys * result.scale_stride_s : 0) +
-                      (kOneRequest ? times(page(0), result.scale_stride_b) : 0);
+      result.scales = start_scales(of_value ? from.v : from.k, result.scale_stride_b,
+                                   of_value ? from.stride_v_h : from.stride_k_h, result.scale_stride_s, first, 0);
+      // K's words have their place where K has no scales, too.
+      if (kKeyWords == 0) result.scale_target += Block::kKeyScales * Block::kTileN * kWord;
     } else {
       const ScaleParams& from = f.params.scales;
       if constexpr (kKeyWords > 0)
-        result.scales = start_scales(from.k, from.stride_k_b, from.stride_k_h, from.stride_k_s);
+        result.scales = start_scales(from.k, from.stride_k_b, from.stride_k_h, from.stride_k_s, first, lane() / kKeys);
       if constexpr (kValueWords > 0) {
-        result.value_scales = start_scales(from.v, from.stride_v_b, from.stride_v_h, from.stride_v_s);
+        result.value_scales =
+            start_scales(from.v, from.stride_v_b, from.stride_v_h, from.stride_v_s, first, lane() / kKeys);
       }
     }
     return result;
@@ -85,8 +95,8 @@ struct OwnKeys {
     return f.paged_keys().page_of(first_key(n) + lane() % kKeys);
   }
 
-  /// Starts the copies, of page `at.page`. Keys that are not there become zero.
-  FA_DEVICE void load(int n, int stage, const Pointers& at) const {
+  /// Starts the copies, of page `at.page`. Keys that are not there become zero. `at` goes on to the tile before it.
+  FA_DEVICE void load(int n, int stage, Pointers& at) const {
     using K = typename Block::KTile;
     using V = typename Block::VTile;
     const int first = first_key(n);
@@ -97,12 +107,25 @@ struct OwnKeys {
       FA_UNROLL
       for (int i = 0; i < kSpans; ++i) pages[i] = ptx::shfl(at.page, i * kTogether);
     }
-    copy<K>(f.k_shared(stage), at.k, f.params.stride_k_b, f.params.stride_k_s, first, at.page, pages);
-    copy<V>(f.v_shared(stage), at.v, f.params.stride_v_b, f.params.stride_v_s, first, at.page, pages);
-    copy_scales(f.scales_shared(stage), first, at);
+    copy<K>(at.k_target + stage * K::kBytes, at.k, f.params.stride_k_b, f.params.stride_k_s, first, at.page, pages);
+    copy<V>(at.v_target + stage * V::kBytes, at.v, f.params.stride_v_b, f.params.stride_v_s, first, at.page, pages);
+    copy_scales(at.scale_target + stage * kScaleBytes, first, at);
+    if constexpr (kWalks) {
+      const ScaleParams& scales = f.params.scales;
+      at.k -= Block::kTileN * f.params.stride_k_s;
+      at.v -= Block::kTileN * f.params.stride_v_s;
+      if constexpr (kOneWord) {
+        at.scales -= Block::kTileN * at.scale_stride_s;
+      } else {
+        if constexpr (kKeyWords > 0) at.scales -= Block::kTileN * scales.stride_k_s;
+        if constexpr (kValueWords > 0) at.value_scales -= Block::kTileN * scales.stride_v_s;
+      }
+    }
   }
 
  private:
+  static constexpr int kScaleBytes = (Block::kKeyScales + Block::kValueScales) * Block::kTileN * kWord;
+
   template <class Tile>
   static constexpr int kLanes =  // of a row
       ceil_power_of_two(Tile::kChunks) < kWarpSize ? ceil_power_of_two(Tile::kChunks) : kWarpSize;
@@ -114,13 +137,23 @@ struct OwnKeys {
   static constexpr bool kRowsTogether = kOnePage || kTogether % kRows<Tile> == 0;
 
   /// Known to be from 0 to 31, so that of quotients no code is left.
-  static FA_DEVICE int lane() { return ptx::thread_index() & (kWarpSize - 1); }
+  FA_DEVICE int lane() const { return f.thread & (kWarpSize - 1); }
   FA_DEVICE int own() const { return f.half * kKeys; }  // the warp's first row of a tile
   FA_DEVICE int first_key(int n) const { return f.kv_tile(n) * Block::kTileN + own(); }
   /// Of places that are not there, too, which are not read.
   static FA_DEVICE int64_t times(int count, int64_t stride) { return static_cast<uint32_t>(count) * stride; }
-  /// From where the pointers are.
+  /// From where the pointers are, of page 0 or of the request.
   static FA_DEVICE int64_t of_page(int page, int64_t stride_b) { return kOneRequest ? 0 : times(page, stride_b); }
+  FA_DEVICE int64_t of_request(int64_t stride_b) const { return kOneRequest ? times(page(0), stride_b) : 0; }
+
+  /// What comes out of a shuffle is kept in a register, and not made anew where it is wanted.
+  static FA_DEVICE uint32_t kept(uint32_t x) { return ptx::shfl(x, ptx::lane_index()); }
+  template <class Element>
+  static FA_DEVICE const Element* kept(const Element* pointer) {
+    const uint64_t bits = reinterpret_cast<uint64_t>(pointer);
+    const uint64_t high = kept(static_cast<uint32_t>(bits >> 32));
+    return reinterpret_cast<const Element*>(high << 32 | kept(static_cast<uint32_t>(bits)));
+  }
 
   /// Whether the tile's first key plus `row` is there.
   struct There {
@@ -146,20 +179,25 @@ struct OwnKeys {
   }
 
   template <class Tile, class Element>
-  FA_DEVICE const Element* start(const Element* cache, int64_t stride_h, int64_t stride_s) const {
+  FA_DEVICE const Element* start(const Element* cache, int64_t stride_b, int64_t stride_h, int64_t stride_s,
+                                 int first) const {
     constexpr int kElements = kChunkBytes / static_cast<int>(sizeof(Element));
-    return cache + f.rows.kv_head() * stride_h + lane() % kLanes<Tile> * kElements +
-           (kRowsTogether<Tile> ? lane() / kLanes<Tile> * stride_s : 0);
+    return kept(cache + of_request(stride_b) + f.rows.kv_head() * stride_h + lane() % kLanes<Tile> * kElements +
+                times(first, stride_s) + (kRowsTogether<Tile> ? lane() / kLanes<Tile> * stride_s : 0));
+  }
+  /// Where a lane's first chunk goes in a tile.
+  template <class Tile>
+  FA_DEVICE int target() const {
+    return Tile::offset(own() + lane() / kLanes<Tile>, 0) + lane() % kLanes<Tile> * kChunkBytes;
   }
 
   template <class Tile, class Element>
-  FA_DEVICE void copy(uint32_t tile, const Element* from, int64_t stride_b, int64_t stride_s, int first,
+  FA_DEVICE void copy(uint32_t target, const Element* from, int64_t stride_b, int64_t stride_s, int first,
                       [[maybe_unused]] int page, const int (&pages)[kSpans]) const {
     constexpr int kStep = kRows<Tile>;
     constexpr int kElements = kChunkBytes / static_cast<int>(sizeof(Element));
     const int row = lane() / kLanes<Tile>, chunk = lane() % kLanes<Tile>;
     const Element* pointer = from;
-    const uint32_t target = tile + Tile::offset(own() + row, 0) + chunk * kChunkBytes;
     There valid;
     FA_UNROLL
     for (int i = 0; i < ceil_div(kKeys, kStep); ++i) {
@@ -174,7 +212,7 @@ struct OwnKeys {
           of_key = ptx::shfl(page, of_tile % kKeys);
         }
         pointer = from + of_page(of_key, stride_b);
-        if (Block::kPageSize != kTogether || !kRowsTogether<Tile>) {
+        if (!kWalks && (Block::kPageSize != kTogether || !kRowsTogether<Tile>)) {
           pointer += times(row_in_page(first + in_page), stride_s);
         }
         valid = there(first, of_key);
@@ -190,17 +228,15 @@ struct OwnKeys {
     }
   }
 
-  /// Words [kKeyScales + kValueScales, tile_n]: K's come first, and have their place where K has no scales, too.
+  /// Words [kKeyScales + kValueScales, tile_n].
   FA_DEVICE void copy_scales(uint32_t target, int first, const Pointers& at) const {
     if constexpr (kOneWord) {
       const int row = lane() % kKeys, word = lane() / kKeys;
       int page = at.page;
       if constexpr (!kOnePage) page = ptx::shfl(at.page, row);
       if (kKeys * kWords < kWarpSize && word >= kWords) return;
-      const float* const scales = at.scales + of_page(page, at.scale_stride_b) +
-                                  times(row_in_page(kOnePage ? first : first + row), at.scale_stride_s);
-      const int slot = word >= kKeyWords ? word - kKeyWords + Block::kKeyScales : word;
-      ptx::cp_async_4(target + (slot * Block::kTileN + own() + row) * kWord, scales, there(first, page).has(row));
+      ptx::cp_async_4(target, scales_of(at.scales, page, at.scale_stride_b, at.scale_stride_s, first),
+                      there(first, page).has(row));
     } else {
       const ScaleParams& from = f.params.scales;
       if constexpr (kKeyWords > 0) {
@@ -214,9 +250,14 @@ struct OwnKeys {
   }
 
   /// Where a lane reads scales of `from`: of its key, where keys share a page, and of its first word.
-  FA_DEVICE const float* start_scales(const float* from, int64_t stride_b, int64_t stride_h, int64_t stride_s) const {
-    return from + f.rows.kv_head() * stride_h + lane() / kKeys + (kOnePage ? lane() % kKeys * stride_s : 0) +
-           (kOneRequest ? times(page(0), stride_b) : 0);
+  FA_DEVICE const float* start_scales(const float* from, int64_t stride_b, int64_t stride_h, int64_t stride_s,
+                                      int first, int word) const {
+    return kept(from + of_request(stride_b) + f.rows.kv_head() * stride_h + word +
+                times(first + (kOnePage ? lane() % kKeys : 0), stride_s));
+  }
+  FA_DEVICE const float* scales_of(const float* start, int page, int64_t stride_b, int64_t stride_s, int first) const {
+    if constexpr (kWalks) return start;
+    return start + of_page(page, stride_b) + times(row_in_page(kOnePage ? first : first + lane() % kKeys), stride_s);
   }
 
   template <int kCount>
@@ -225,13 +266,11 @@ struct OwnKeys {
     constexpr int kStep = kWarpSize / kKeys;  // words at a time
     const int row = lane() % kKeys, word = lane() / kKeys;
     if constexpr (!kOnePage && kKeys < kWarpSize) page = ptx::shfl(page, row);
-    const float* const scales =
-        from + of_page(page, stride_b) + times(row_in_page(kOnePage ? first : first + row), stride_s);
+    const float* const scales = scales_of(from, page, stride_b, stride_s, first);
     FA_UNROLL
     for (int i = 0; i < kCount; i += kStep) {
       if (kCount % kStep != 0 && word + i >= kCount) continue;
-      ptx::cp_async_4(target + ((word + i) * Block::kTileN + own() + row) * kWord, scales + i,
-                      there(first, page).has(row));
+      ptx::cp_async_4(target + i * Block::kTileN * kWord, scales + i, there(first, page).has(row));
     }
   }
 };

@@ -39,15 +39,37 @@ struct SplitWarps {
       FA_UNROLL
       for (int r = 0; r < kHalves; ++r) {
         const int row = 16 * m + 8 * r + lane / 4;
-        if (lane % 4 == 0) {
-          ptx::st_shared_b64(statistic(warp, row), ptx::bits(softmax.max[m][r]), ptx::bits(softmax.sum[m][r]));
-        }
+        store_statistics(row, softmax.max[m][r], softmax.sum[m][r]);
         FA_UNROLL
         for (int n = 0; n < kOTiles; ++n) {
           ptx::st_shared_b64(column(warp, row, 8 * n), ptx::bits(o[m][n][2 * r]), ptx::bits(o[m][n][2 * r + 1]));
         }
       }
     }
+    join_rows(softmax, scale_log2, whole);
+  }
+
+  /// The same of a transposed O, whose rows are the columns that `Products` says.
+  template <class Products, int kOTiles>
+  FA_DEVICE void join_transposed(const Fragment<1, kOTiles>& o, Softmax& softmax, float scale_log2,
+                                 Fragment<1, kOutTiles>& whole) const {
+    ptx::sync_threads();  // likewise
+    store_statistics(lane / 4, softmax.max[0][0], softmax.sum[0][0]);
+    FA_UNROLL
+    for (int i = 0; i < kHeadDimV / 16 * 4; ++i) {
+      const int n = i / 4, e = i % 4;
+      const int row = 2 * (lane % 4) + e % 2;
+      ptx::st_shared_b32(element(warp, row, Products::column(n, e / 2, lane / 4)), ptx::bits(o[0][n][e]));
+    }
+    join_rows(softmax, scale_log2, whole);
+  }
+
+ private:
+  FA_DEVICE void store_statistics(int row, float max, float sum) const {
+    if (lane % 4 == 0) ptx::st_shared_b64(statistic(warp, row), ptx::bits(max), ptx::bits(sum));
+  }
+
+  FA_DEVICE void join_rows(Softmax& softmax, float scale_log2, Fragment<kMTiles, kOutTiles>& whole) const {
     ptx::sync_threads();  // every warp's rows are in shared memory
     FA_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
@@ -56,10 +78,10 @@ struct SplitWarps {
     }
   }
 
- private:
   FA_DEVICE uint32_t statistic(int of, int row) const { return shared + (of * kTileM + row) * 2 * kFloat; }
-  FA_DEVICE uint32_t column(int of, int row, int first) const {
-    return shared + kStatisticBytes + ((of * kTileM + row) * kPitch + first + 2 * (lane % 4)) * kFloat;
+  FA_DEVICE uint32_t column(int of, int row, int first) const { return element(of, row, first + 2 * (lane % 4)); }
+  FA_DEVICE uint32_t element(int of, int row, int column) const {
+    return shared + kStatisticBytes + ((of * kTileM + row) * kPitch + column) * kFloat;
   }
 
   FA_DEVICE void join_row(int row, int m, int r, Softmax& softmax, float scale_log2,

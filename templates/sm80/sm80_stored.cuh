@@ -81,30 +81,33 @@ struct StoredKeys {
 template <class P, class Stored>
 struct StoredValues {
   /// As WarpGemm::accumulate; V is [tile_n, kHeadDimV] of Stored in shared memory, and P has its rows' scales.
-  template <class VTile, int kHeadDimV, int kMTiles, int kNTiles>
-  static FA_DEVICE void accumulate(Fragment<kMTiles, kHeadDimV / 8>& o, const Fragment<kMTiles, kNTiles>& p,
-                                   uint32_t v_tile, int lane) {
+  template <class VTile, int kHeadDimV, int kHalves, int kMTiles, int kNTiles, int kOTiles>
+  static FA_DEVICE void accumulate(Fragment<kMTiles, kOTiles>& o, const Fragment<kMTiles, kNTiles>& p, uint32_t v_tile,
+                                   int lane) {
     static_assert(kHeadDimV % 16 == 0, "16 columns at a time");
     const uint32_t v_lane = v_tile + VTile::offset(lane % 16, lane / 16 * 16);
     FA_UNROLL
     for (int k = 0; k < kNTiles / 2; ++k) {
       uint32_t a[kMTiles][4];
-      WarpGemm<P>::pack_step(a, p, k);
+      WarpGemm<P>::template pack_step<kHalves>(a, p, k);
       FA_UNROLL
       for (int n = 0; n + 3 < kHeadDimV / 8; n += 4) {
         uint32_t b[4];
         ptx::ldmatrix_x4_trans(b, v_lane + VTile::offset(16 * k, 8 * n));
-        multiply(o, n, a, b[0], b[1]);
-        multiply(o, n + 2, a, b[2], b[3]);
+        multiply<kHalves>(o, n, a, b[0], b[1]);
+        multiply<kHalves>(o, n + 2, a, b[2], b[3]);
       }
       if constexpr (kHeadDimV / 8 % 4 != 0) {
         constexpr int n = kHeadDimV / 8 - 2;
         uint32_t b[2];
         ptx::ldmatrix_x2_trans(b, v_tile + VTile::offset(lane % 16, 0) + VTile::offset(16 * k, 8 * n));
-        multiply(o, n, a, b[0], b[1]);
+        multiply<kHalves>(o, n, a, b[0], b[1]);
       }
     }
   }
+
+  /// The column that row `g` of the upper (0) or lower half of tile `n` of a transposed O is.
+  static FA_DEVICE constexpr int column(int n, int half, int g) { return 16 * n + 2 * g + half; }
 
   /// Gives the columns of O their places in fragments: of each 16 lane t of a quad has those from 4t on.
   template <int kMTiles, int kOTiles>
@@ -120,17 +123,13 @@ struct StoredValues {
   }
 
  private:
-  template <int kMTiles, int kOTiles>
+  template <int kHalves, int kMTiles, int kOTiles>
   static FA_DEVICE void multiply(Fragment<kMTiles, kOTiles>& o, int n, const uint32_t (&a)[kMTiles][4], uint32_t low,
                                  uint32_t high) {
     uint32_t even[2], odd[2];
     alternates<Stored, P>(even[0], odd[0], low);
     alternates<Stored, P>(even[1], odd[1], high);
-    FA_UNROLL
-    for (int m = 0; m < kMTiles; ++m) {
-      ptx::mma_m16n8k16<P>(o[m][n], a[m], even[0], even[1]);
-      ptx::mma_m16n8k16<P>(o[m][n + 1], a[m], odd[0], odd[1]);
-    }
+    add_two_tiles<P, kHalves>(o, n, a, even, odd);
   }
 
   static FA_DEVICE void restore_row(float (&even)[4], float (&odd)[4], int r, int lane) {

@@ -184,25 +184,31 @@ struct GroupSums {
 /// puts them in their order.
 ///
 /// With kInPlace O is 2^-24 of itself, or 2^-20 in odd n tiles, times the factor of ScaleLift, until that undoes it. It
-/// has one more n tile, of a column for each group: P times the offsets.
+/// has one more n tile, of a column for each group: P times the offsets. Of half an m tile O is transposed
+/// (add_two_tiles).
 template <class T, class Stored, bool kInPlace>
 struct U4Values {
   /// As WarpGemm::accumulate; V is [tile_n, kHeadDimV / 2] of Stored in shared memory, `scales` as of U4Keys::scores.
   template <class VTile, int kHeadDimV, int kPitch, int kHalves, int kMTiles, int kNTiles, int kOTiles>
-  static FA_DEVICE void accumulate(Fragment<kMTiles, kOTiles>& o, const Fragment<kMTiles, kNTiles>& p, uint32_t v_tile,
+  static FA_DEVICE void accumulate(Fragment<kMTiles, kOTiles>& o, Fragment<kMTiles, kNTiles>& p, uint32_t v_tile,
                                    uint32_t scales, int lane, [[maybe_unused]] float factor) {
     static_assert(kHeadDimV % 32 == 0, "32 columns at a time");
     constexpr int kChunks = kHeadDimV / 32;
     const uint32_t v_lane = v_tile + VTile::offset(lane % 16, lane / 16 * 16);
     if constexpr (kInPlace) {
       const int group = lane / 4 % (kHeadDimV / Stored::kGroup);
-      add_offsets<kHeadDimV / 8>(o, p, scales + (group * kPitch + 2 * (lane % 4)) * kWord);
+      add_offsets<kHalves>(o, p, scales + (group * kPitch + 2 * (lane % 4)) * kWord);
+      FA_UNROLL
+      for (int n = 0; n < kNTiles; ++n) {
+        FA_UNROLL
+        for (int e = 0; e < 2 * kHalves; ++e) p[0][n][e] *= factor;
+      }
     }
     FA_UNROLL
     for (int k = 0; k < kNTiles / 2; ++k) {
       const uint32_t own = scales + (16 * k + 2 * (lane % 4)) * kWord;
       uint32_t a[kMTiles][4];
-      if constexpr (!kInPlace) WarpGemm<T>::pack_step(a, p, k);
+      if constexpr (!kInPlace) WarpGemm<T>::template pack_step<kHalves>(a, p, k);
       FA_UNROLL
       for (int c = 0; c < kChunks; c += 2) {
         uint32_t b[4];  // of 32 columns rows 2t and 2t + 1 of V, 2t + 8 and 2t + 9; then of the next 32
@@ -218,8 +224,7 @@ struct U4Values {
           const uint32_t of_group = own + group_of(c + half) * kPitch * kWord;
           uint32_t pairs[2][4];
           if constexpr (kInPlace) {
-            if (32 * (c + half) % Stored::kGroup == 0)
-              scaled_step<kHalves>(a, p, k, group_of(c + half), of_group, factor);
+            if (32 * (c + half) % Stored::kGroup == 0) scaled_step<kHalves>(a, p, k, of_group);
             codes_of(pairs[0], b[2 * half]);
             codes_of(pairs[1], b[2 * half + 1]);
           } else {
@@ -227,15 +232,18 @@ struct U4Values {
             numbers(pairs[1], b[2 * half + 1], of_group + 8 * kWord);
           }
           FA_UNROLL
-          for (int i = 0; i < 4; ++i) {
-            FA_UNROLL
-            for (int m = 0; m < kMTiles; ++m) {
-              ptx::mma_m16n8k16<CodeProduct<T, kInPlace>>(o[m][4 * (c + half) + i], a[m], pairs[0][i], pairs[1][i]);
-            }
+          for (int i = 0; i < 4; i += 2) {
+            add_two_tiles<CodeProduct<T, kInPlace>, kHalves>(o, 4 * (c + half) + i, a, {pairs[0][i], pairs[1][i]},
+                                                             {pairs[0][i + 1], pairs[1][i + 1]});
           }
         }
       }
     }
+  }
+
+  /// The column that row `g` of the upper (0) or lower half of tile `n` of a transposed O is.
+  static FA_DEVICE constexpr int column(int n, int half, int g) {
+    return n / 2 * 32 + g / 2 * 8 + n % 2 * 4 + 2 * half + g % 2;
   }
 
   /// Gives the columns of O their places in fragments: of each 32, lane i of a quad gets what lane j has in tile i as
@@ -263,7 +271,7 @@ struct U4Values {
   static FA_DEVICE constexpr int group_of(int chunk) { return 32 * chunk / Stored::kGroup; }
 
   /// `scales` are those that a lane has of the first keys, of the group of its column.
-  template <int kTile, int kNTiles, int kOTiles>
+  template <int kHalves, int kNTiles, int kOTiles>
   static FA_DEVICE void add_offsets(Fragment<1, kOTiles>& o, const Fragment<1, kNTiles>& p, uint32_t scales) {
     FA_UNROLL
     for (int n = 0; n < kNTiles; ++n) {
@@ -272,29 +280,30 @@ struct U4Values {
       // Rounded to nearest, half a unit of what TF32 keeps being added. Its depths t and t + 4 are keys 2t, 2t + 1.
       uint32_t a[4];
       FA_UNROLL
-      for (int i = 0; i < 4; ++i) a[i] = ptx::bits(p[0][n][i % 2 * 2 + i / 2]) + 0x1000u;
-      ptx::mma_m16n8k8_tf32(o[0][kTile], a, ptx::bits(offset_of<T>(first)), ptx::bits(offset_of<T>(second)));
+      for (int i = 0; i < 4; ++i) {
+        if (kHalves == 2 || i % 2 == 0) a[i] = ptx::bits(p[0][n][i % 2 * 2 + i / 2]) + 0x1000u;
+      }
+      const uint32_t even = ptx::bits(offset_of<T>(first)), odd = ptx::bits(offset_of<T>(second));
+      if constexpr (kHalves == 1) {
+        ptx::mma_m16n8k8_tf32(o[0][kOTiles - 1], {even, even, odd, odd}, a[0], a[2]);
+      } else {
+        ptx::mma_m16n8k8_tf32(o[0][kOTiles - 1], a, even, odd);
+      }
     }
   }
 
-  /// The A operand of depth step `k`: P times the scales of a group, times `factor`.
+  /// The A operand of depth step `k`: P times the scales of a group.
   template <int kHalves, int kNTiles>
-  static FA_DEVICE void scaled_step(uint32_t (&a)[1][4], const Fragment<1, kNTiles>& p, int k,
-                                    [[maybe_unused]] int group, uint32_t scales, float factor) {
+  static FA_DEVICE void scaled_step(uint32_t (&a)[1][4], const Fragment<1, kNTiles>& p, int k, uint32_t scales) {
     FA_UNROLL
     for (int half = 0; half < 2; ++half) {
       uint32_t first, second;
       ptx::ld_shared_b64(first, second, scales + 8 * half * kWord);
-      const float even = factor * scale_of<T>(first), odd = factor * scale_of<T>(second);
+      const float even = scale_of<T>(first), odd = scale_of<T>(second);
       FA_UNROLL
       for (int r = 0; r < kHalves; ++r) {
         const float* const c = p[0][2 * k + half] + 2 * r;
         a[0][2 * half + r] = ptx::convert_pair<f16>(c[0] * even, c[1] * odd);
-      }
-      // Rows that are not there get what is at hand, of each group another: else copies are made of the operand.
-      if constexpr (kHalves == 1) {
-        const float* const c = p[0][2 * k + half] + 2;
-        a[0][2 * half + 1] = ptx::convert_pair<f16>(c[group % 4 % 3 != 0 ? 1 : 0], c[group % 2 == 0 ? 1 : 0]);
       }
     }
   }
@@ -352,14 +361,23 @@ struct ScaleLift {
   }
 
   /// Makes O what it stands for, and adds what offsets have made of it.
-  template <int kOTiles>
-  FA_DEVICE void undo(Fragment<1, kOTiles>& o) const {
+  template <int kHalves, int kOTiles>
+  FA_DEVICE void undo(Fragment<1, kOTiles>& o, int lane) const {
     multiply_tiles<kOTiles - 1>(o, power_of_two(-exponent_of(factor)));
-    FA_UNROLL
-    for (int i = 0; i < 4 * (kOTiles - 1); ++i) {
-      const int n = i / 4, r = i % 4 / 2, group = 8 * n / kGroup;
-      const float of_offsets = ptx::shfl_quad(o[0][kOTiles - 1][2 * r + group % 2], group / 2);
-      o[0][n][i % 4] = o[0][n][i % 4] * (n % 2 == 0 ? 0x1p24f : 0x1p20f) + of_offsets;
+    if constexpr (kHalves == 1) {
+      FA_UNROLL
+      for (int i = 0; i < 4 * (kOTiles - 1); ++i) {
+        const int group = 16 * (i / 4) / kGroup;
+        const float of_offsets = ptx::from_bits(ptx::shfl(ptx::bits(o[0][kOTiles - 1][i % 2]), 4 * group + lane % 4));
+        o[0][i / 4][i % 4] = o[0][i / 4][i % 4] * (i % 4 < 2 ? 0x1p24f : 0x1p20f) + of_offsets;
+      }
+    } else {
+      FA_UNROLL
+      for (int i = 0; i < 4 * (kOTiles - 1); ++i) {
+        const int n = i / 4, r = i % 4 / 2, group = 8 * n / kGroup;
+        const float of_offsets = ptx::shfl_quad(o[0][kOTiles - 1][2 * r + group % 2], group / 2);
+        o[0][n][i % 4] = o[0][n][i % 4] * (n % 2 == 0 ? 0x1p24f : 0x1p20f) + of_offsets;
+      }
     }
   }
 };

@@ -195,6 +195,8 @@ constexpr Shape kShapes[] = {
     {16, DType::bf16, 64, 64, 8, 4, 128, 3, kPackGqa | kScheduled | kQInRegisters | kSplitWarps, "", 0, 32, 32},
     {12, DType::f16, 32, 64, 8, 4, 128, 2, kCausal | kPackGqa | kSplitWarps | kConverts, "window_sink", 0, 2, 1},
     {kContiguous, DType::bf16, 64, 128, 8, 4, 64, 2, kCausal | kPackGqa | kScheduled | kSplitWarps, "", 0, 1, 128},
+    {16, DType::f16, 48, 64, 8, 4, 64, 2, kCausal | kPackGqa | kOwnParts | kSplitWarps, "", 0, 2, 0},
+    {16, DType::bf16, 32, 160, 8, 4, 64, 2, kCausal | kPackGqa | kScheduled | kSplitWarps, "", 0, 0, 32},
     {kContiguous, DType::f32, 16, 24, 32, 2, 16, 1, kPacked | kCausal},
     {kContiguous, DType::f16, 40, 24, 32, 4, 32, 2, kPackGqa | kFours | kInKey | kScheduled},
     {kContiguous, DType::bf16, 576, 512, 16, 4, 32, 2, kCausal | kPackGqa | kFours | kInKey | kScheduled, "", 0, 3},
@@ -397,6 +399,18 @@ KernelSpec sm80_own_keys() {
 
 KernelSpec sm80_half_tile() {
   return to_kernel({8, DType::bf16, 64, 64, 8, 4, 128, 2, kPackGqa | kScheduled | kSplitWarps | kConverts, "", 0, 1, 1})
+      .spec;
+}
+
+KernelSpec sm80_half_tile_contiguous() {
+  return to_kernel({kContiguous, DType::bf16, 64, 128, 8, 4, 64, 2, kCausal | kPackGqa | kScheduled | kSplitWarps, "",
+                    0, 1, 128})
+      .spec;
+}
+
+KernelSpec sm80_u4_half_tile() {
+  return to_kernel({16, DType::bf16, 64, 64, 8, 4, 128, 3, kPackGqa | kScheduled | kQInRegisters | kSplitWarps, "", 0,
+                    32, 32})
       .spec;
 }
 

@@ -50,6 +50,8 @@ fa::plan::KernelSpec sm80_u4_in_place();
 fa::plan::KernelSpec sm80_own_keys();
 /// The same in tiles of 8 rows. The keys of a warp are in four pages.
 fa::plan::KernelSpec sm80_half_tile();
+fa::plan::KernelSpec sm80_half_tile_contiguous();
+fa::plan::KernelSpec sm80_u4_half_tile();
 /// The same over latent rows.
 fa::plan::KernelSpec sm80_latent();
 /// Of the Hopper forward for wide heads, whose V is in K.
