@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <random>
 #include <set>
@@ -274,6 +275,26 @@ INSTANTIATE_TEST_SUITE_P(Kernel, InvariantBatches, testing::Range<std::size_t>(0
                          [](const testing::TestParamInfo<std::size_t>& parameter) {
                            return batch_paths()[parameter.param].name;
                          });
+
+/// The last rows of a text, whose keys are all those of the whole text's rows.
+TEST_P(InvariantBatches, AreThoseOfFloat64UpToRoundings) {
+  const InvariantPath& path = batch_paths()[GetParam()];
+  const Document& text = batch_texts(path)[0];
+  const std::int64_t rows = path.spec.split ? 3 : kRows;
+  const ChunkCall call(path.config, {{&text, kRows - rows, kRows}}, 40, 1);
+  const fa::test::AttentionOutputs found = run_chunks(path, call, {.spare = 40});
+  const fa::test::AttentionOutputs wanted = whole_in_float64(path, text.inputs);
+  double most = 0;
+  for (std::int64_t h = 0; h < kInvariantHeadsQ; ++h) {
+    for (std::int64_t row = 0; row < rows; ++row) {
+      EXPECT_NEAR(found.lse.at(0, h, row), wanted.lse.at(0, h, kRows - rows + row), 1e-5);
+      for (std::int64_t i = 0; i < path.spec.d_v; ++i) {
+        most = std::max(most, std::abs(found.o.at(0, h, row, i) - wanted.o.at(0, h, kRows - rows + row, i)));
+      }
+    }
+  }
+  EXPECT_LT(most, 8.0 / 256);  // no |v| reaches 6
+}
 
 class BatchMutants : public testing::TestWithParam<std::size_t> {};
 
