@@ -102,7 +102,7 @@ std::vector<Mutation> loads_and_hidden_rows() {
                        "ptx::mbarrier_wait(do_empty(), parity_of_one(count));",
                        "",
                        wide,
-                       {source_overwritten, shared_race, shared_in_flight}},
+                       {source_overwritten, shared_race, shared_in_flight, barrier_misuse}},
                       {"wide_rows_without_keys_not_cleared",
                        "clear_first_rows(shared + kQOffset, 2 * kOwnSlabs, rows);",
                        "",
