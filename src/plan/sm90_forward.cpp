@@ -140,7 +140,12 @@ std::span<const Tile> preferred_tiles(const Problem& problem, const Choice& choi
   if (d <= 64 && !short_query && takes_registers(problem)) return kMedium;
   if (d <= 64) return short_query ? Tiles(kShortSmall) : kSmall;
   if (short_query && d > 128) return by_parts(choice) && d > 160 ? Tiles(kShortLargestScheduled) : kShortLarge;
-  if (short_query) return may_have_two_blocks(problem, by_parts(choice)) ? Tiles(kShortMediumOfTwo) : kShortMedium;
+  if (short_query) {
+    // The bits of an invariant request do not follow from how many multiprocessors the call may take.
+    Problem of_bits = problem;
+    if (problem.invariance == Invariance::batch) of_bits.bounded = false;
+    return may_have_two_blocks(of_bits, by_parts(choice)) ? Tiles(kShortMediumOfTwo) : kShortMedium;
+  }
   if (d <= 128) return kMedium;
   if (d <= 192) return problem.d_v <= 128 ? Tiles(kLargeQk) : kLarge;
   return kLargest;

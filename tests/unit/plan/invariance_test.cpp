@@ -127,6 +127,7 @@ TEST(InvariantPlans, OfABatchOverPagesSplitRequestsByTheirLengths) {
           problem.page_size = page_size;
           problem.b = b;
           problem.s_kv = s_kv;
+          problem.bounded = b == 8;
           EXPECT_EQ(problem.bits_of(), Facts::request);
           KernelSpec spec = plan_forward(problem, {}).kernel;
           EXPECT_EQ(spec.length_keys(), kLengthKeys);
@@ -141,6 +142,8 @@ TEST(InvariantPlans, OfABatchOverPagesSplitRequestsByTheirLengths) {
           own.dynamic = own.skips_hidden = own.own_ends = own.take_turns = false;
           own.softmax_chunks = 1;
           spec.page_size = 0;
+          spec.bounded = false;
+          spec.min_blocks = 1;
           if (first.empty()) first = canonical(spec);
           EXPECT_EQ(canonical(spec), first) << page_size << ", b " << b << ", s_kv " << s_kv;
         }
