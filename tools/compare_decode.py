@@ -77,7 +77,27 @@ class Tensors:
         return [t[None, None] for t in (rows(self.q), keys(self.k), keys(self.v), rows(self.o))]
 
 
-class Row:
+class Checked:
+    """What rows are held to: `spec`, and `sets` of tensors with `o` and `head`, of which the first is looked at."""
+
+    def check(self):
+        """fa's output in two heads of two requests against float64."""
+        spec, bound = self.spec, BOUNDS[DTYPES[self.spec.dtype]]
+        for request in {0, spec.b - 1}:
+            for h in {0, spec.h_q - 1}:
+                q, k, v, o = self.sets[0].head(spec, request, h)
+                expected = reference(q, k, v, spec.causal)[0]
+                _, largest = errors(o, expected)
+                if largest > bound * expected.abs().max().item():
+                    raise SystemExit(f"fa is wrong on {spec.name()}: max abs error {largest}")
+
+    def agrees(self, result):
+        ours = self.sets[0].o
+        largest = (result.reshape(ours.shape).double() - ours.double()).abs().max().item()  # NaN agrees with nothing
+        return largest <= PEER_SLACK * BOUNDS[ours.dtype] * ours.abs().max().item()
+
+
+class Row(Checked):
     """A spec with its tensors, of which there are several where calls rotate over them. A peer is a callable that returns o."""
 
     def __init__(self, library, spec, stream, sets=1):
@@ -164,22 +184,6 @@ class Row:
         if name == "fa3":
             return self._fa3(module(args.fa3))
         return self._flashinfer(module("flashinfer")) if name == "flashinfer" else self._sdpa(name)
-
-    def check(self):
-        """fa's output in two heads of two requests against float64."""
-        spec, bound = self.spec, BOUNDS[DTYPES[self.spec.dtype]]
-        for request in {0, spec.b - 1}:
-            for h in {0, spec.h_q - 1}:
-                q, k, v, o = self.sets[0].head(spec, request, h)
-                expected = reference(q, k, v, spec.causal)[0]
-                _, largest = errors(o, expected)
-                if largest > bound * expected.abs().max().item():
-                    raise SystemExit(f"fa is wrong on {spec.name()}: max abs error {largest}")
-
-    def agrees(self, result):
-        ours = self.sets[0].o
-        largest = (result.reshape(ours.shape).double() - ours.double()).abs().max().item()  # NaN agrees with nothing
-        return largest <= PEER_SLACK * BOUNDS[ours.dtype] * ours.abs().max().item()
 
 
 def once_ms(calls):

@@ -9,12 +9,11 @@ first and the last request, and FlashMLA's to fa's everywhere.
 import torch
 
 import compare_mla_rows as mla_rows
-from compare_decode import DTYPES, captured, int32, module, sets_of, time_rounds
-from compare_rows import BOUNDS, DEVICE, errors, reference, scratch
+from compare_decode import DTYPES, Checked, captured, int32, module, sets_of, time_rounds
+from compare_rows import DEVICE, scratch
 from fa_attention import capi
 
 D_QK, D_V, H_KV = mla_rows.D_QK, mla_rows.D_V, mla_rows.H_KV
-PEER_SLACK = 4  # both are rounded, and P too
 
 
 class Tensors:
@@ -37,7 +36,7 @@ class Tensors:
         return [t[None, None] for t in (self.q[request, :, h], k, k[:, :D_V], self.o[request, :, h])]
 
 
-class Row:
+class Row(Checked):
     """A spec with its tensors, of which there are several where calls rotate over them. A peer is a callable that returns o."""
 
     def __init__(self, library, spec, stream, sets=1):
@@ -73,22 +72,6 @@ class Row:
         metadata = flash_mla.get_mla_metadata()[0]
         return [lambda t=t: flash_mla.flash_mla_with_kvcache(t.q, t.k, t.table, self.used, D_V, metadata, causal=spec.causal)[0]
                 for t in self.sets]
-
-    def check(self):
-        """fa's output in two heads of two requests against float64."""
-        spec, bound = self.spec, BOUNDS[DTYPES[self.spec.dtype]]
-        for request in {0, spec.b - 1}:
-            for h in {0, spec.h_q - 1}:
-                q, k, v, o = self.sets[0].head(spec, request, h)
-                expected = reference(q, k, v, spec.causal)[0]
-                _, largest = errors(o, expected)
-                if largest > bound * expected.abs().max().item():
-                    raise SystemExit(f"fa is wrong on {spec.name()}: max abs error {largest}")
-
-    def agrees(self, result):
-        ours = self.sets[0].o
-        largest = (result.reshape(ours.shape).float() - ours.float()).abs().max().item()  # NaN agrees with nothing
-        return largest <= PEER_SLACK * BOUNDS[ours.dtype] * ours.abs().max().item()
 
 
 def measure(library, spec, args, stream):
