@@ -157,11 +157,6 @@ int heads_in_flight(const Problem& problem, const KernelSpec& spec, const kernel
   return problem.causal && heads % section != 0 && heads <= most ? static_cast<int>(heads) : section;
 }
 
-/// Blocks of as few rounds as `most` of them take, the last of which is full.
-std::int64_t in_whole_rounds(std::int64_t tiles, std::int64_t most) noexcept {
-  return ceil_div(tiles, std::max<std::int64_t>(ceil_div(tiles, std::max<std::int64_t>(most, 1)), 1));
-}
-
 }  // namespace
 
 int balanced_heads(std::int64_t m_blocks, std::int64_t heads, int multiprocessors) noexcept {
@@ -243,8 +238,7 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
   if (shares && !in_tiles) launch.tiles *= sharing;
   const bool stays = persistent && spec.cluster() == 1;  // those of a cluster end together, with their tile
   launch.grid = stays || spec.bounded ? std::min<std::int64_t>(launch.tiles, blocks) : launch.tiles;
-  const bool in_rounds = spec.split && spec.length_keys() > 0;
-  if (in_rounds) launch.grid = in_whole_rounds(launch.tiles, launch.grid);  // splits are alike
+  const bool in_rounds = spec.split && spec.length_keys() > 0;  // splits are alike
   if (persistent && comes_in_waves(problem) && !spec.bounded && !spec.dynamic() && !in_rounds) {
     launch.grid = in_waves(params.sequences, launch.tiles, stays ? multiprocessors : launch.tiles);
   }
