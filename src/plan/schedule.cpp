@@ -74,19 +74,20 @@ int item_cost(const KernelSpec& attention) noexcept {
   return prefers_whole_items(attention) ? kernel::kWholeItemCost : kernel::kItemCost;
 }
 
-/// Walks along the line of all heads' items to place `at`.
-kernel::PartStart start_at(const std::vector<kernel::WorkItem>& items, std::int64_t cost, std::int64_t heads,
-                           std::int64_t at, std::int64_t length, int item_cost) {
+/// Walks along the line of all heads' items, which are `pitch` apart, to place `at`.
+kernel::PartStart start_at(const std::vector<kernel::WorkItem>& items, std::int64_t cost, std::int64_t pitch,
+                           std::int64_t heads, std::int64_t at, std::int64_t length, int item_cost) {
   using kernel::kFewestTiles;
   kernel::PartStart start{};
   std::int64_t head = 0;
-  while (head < heads && at >= (head + 1) * cost) ++head;
+  while (head < heads && (cost == 0 || at >= head * pitch + cost)) ++head;
   start.head = static_cast<int>(head);
   if (head == heads) return start;
+  at = std::max(at, head * pitch);
   std::size_t item = 0;
   const auto end_of = [&](std::size_t i) { return i + 1 < items.size() ? items[i + 1].start : cost; };
-  while (at - head * cost >= end_of(item)) ++item;
-  const std::int64_t item_start = head * cost + items[item].start;
+  while (at - head * pitch >= end_of(item)) ++item;
+  const std::int64_t item_start = head * pitch + items[item].start;
   const std::int64_t tiles = end_of(item) - items[item].start - item_cost;
   const std::int64_t tile = at - item_start - item_cost;
   const bool ends = tile >= kFewestTiles && tiles - tile < kFewestTiles;
@@ -204,8 +205,10 @@ HostSchedule schedule_on_host(const Problem& problem, const KernelSpec& attentio
     length = kernel::whole_length(length, cost, static_cast<std::int64_t>(schedule.items.size()), heads, parts);
   }
   length = std::max<std::int64_t>(length, item_cost(attention) + kernel::kFewestTiles);
+  const std::int64_t pitch = kernel::head_pitch(cost, length, heads, parts);
   for (std::int64_t part = 0; part <= parts; ++part) {
-    schedule.starts.push_back(start_at(schedule.items, cost, heads, part * length, length, item_cost(attention)));
+    schedule.starts.push_back(
+        start_at(schedule.items, cost, pitch, heads, part * length, length, item_cost(attention)));
   }
   return schedule;
 }

@@ -160,10 +160,16 @@ struct Schedule {
 
   FA_DEVICE PartStart start_of(int part, int64_t length, int64_t cost, int items) const {
     PartStart start{params.heads, 0, 0, 0, 0, 0, 0, 0};
+    const int64_t pitch = head_pitch(cost, length, params.heads, params.paged.parts);
     const int64_t place = part * length;
-    if (place >= cost * params.heads) return start;
-    start.head = static_cast<int>(place / cost);
-    const int64_t within = place - start.head * cost;
+    if (cost == 0 || place >= pitch * params.heads) return start;
+    start.head = static_cast<int>(place / pitch);
+    int64_t within = place - start.head * pitch;
+    if (within >= cost) {  // behind the head's last item
+      start.head += 1;
+      if (start.head == params.heads) return start;
+      within = 0;
+    }
     // The last of the coarse starts that is not behind.
     int low = 0;
     FA_UNROLL
@@ -188,7 +194,7 @@ struct Schedule {
                                                : segment_start + ptx::ld_global(lists.head->segment_costs + of);
     const int item = ptx::ld_global(lists.head->first_items + of) + first;
     start.item = item;
-    cut_item<kCost>(start, item_end - item_start - kCost, within - item_start - kCost, start.head * cost + item_start,
+    cut_item<kCost>(start, item_end - item_start - kCost, within - item_start - kCost, start.head * pitch + item_start,
                     length);
     int rank = first;
     if (start.item != item) {  // the next one

@@ -62,6 +62,12 @@ struct alignas(32) ScheduleHead {
   int32_t first_items[kMostSegments];  // of segments
 };
 
+/// How far apart heads are on the line. Where each has as many parts, it begins with one, so that parts cut all heads
+/// alike: blocks read the same keys of neighbouring heads, which share lines of memory, at a time.
+FA_HOST_DEVICE constexpr int64_t head_pitch(int64_t cost, int64_t length, int64_t heads, int64_t parts) {
+  return parts % heads == 0 ? parts / heads * length : cost;
+}
+
 /// How long parts are that have whole items, or of which as many have an item: if all items are equal, and the parts
 /// hardly longer than an even share. No partial result is left then, or one by each part.
 FA_HOST_DEVICE constexpr int64_t whole_length(int64_t even, int64_t cost, int64_t items, int64_t heads, int64_t parts) {
