@@ -67,16 +67,16 @@ struct Backward : BackwardDqAlone<Config> {
   using Base::Base;
   using Base::kTileM, Base::kTileN, Base::kHeadDimQk, Base::kHeadDimV, Base::kConsumers, Base::kProducerRegisters,
       Base::kConsumerRegisters, Base::kVarlen, Base::kDropout, Base::kWantsDk, Base::kWantsDv, Base::kSums,
-      Base::kSplitBlocks, Base::kInTurns, Base::kFunctions, Base::kLooks, Base::kLoadAhead, Base::kTilesShared,
-      Base::kTilesOffset, Base::params, Base::shared, Base::tiles, Base::q_shared, Base::do_shared, Base::ds_shared,
-      Base::delta_shared, Base::k_empty, Base::v_empty, Base::step_empty, Base::dq_empty, Base::infinite_keys,
-      Base::init_barriers, Base::lane_index, Base::consumer_index, Base::warp_index, Base::stage_of, Base::release,
-      Base::job, Base::has_job, Base::release_job, Base::again, Base::find_jobs, Base::place_of, Base::advance,
-      Base::rows_of, Base::produce, Base::add_dq, Base::look_at_dq, Base::await_keys, Base::await_values, Base::await_q,
-      Base::await_dout, Base::has_rows_without_keys, Base::functions, Base::apply_functions, Base::tell_infinite_keys,
-      Base::issue_scores, Base::issue_dp, Base::issue_dv, Base::issue_dk, Base::tie_dv, Base::tie_dk, Base::issue_dq,
-      Base::exponentiate, Base::draw, Base::differentiate, Base::pack, Base::pack_weights, Base::share,
-      Base::hand_over_dq, Base::accumulate_dq;
+      Base::kSplitBlocks, Base::kInTurns, Base::kFunctions, Base::kHalves, Base::kLooks, Base::kLoadAhead,
+      Base::kTilesShared, Base::kTilesOffset, Base::params, Base::shared, Base::tiles, Base::q_shared, Base::do_shared,
+      Base::ds_shared, Base::delta_shared, Base::k_empty, Base::v_empty, Base::step_empty, Base::dq_empty,
+      Base::infinite_keys, Base::init_barriers, Base::lane_index, Base::consumer_index, Base::warp_index,
+      Base::stage_of, Base::release, Base::job, Base::has_job, Base::release_job, Base::again, Base::find_jobs,
+      Base::place_of, Base::advance, Base::rows_of, Base::produce, Base::add_dq, Base::look_at_dq, Base::await_keys,
+      Base::await_values, Base::await_q, Base::await_dout, Base::has_rows_without_keys, Base::functions,
+      Base::apply_functions, Base::tell_infinite_keys, Base::issue_scores, Base::issue_dp, Base::issue_dv,
+      Base::issue_dk, Base::tie_dv, Base::tie_dk, Base::issue_dq, Base::exponentiate, Base::draw, Base::differentiate,
+      Base::pack, Base::pack_weights, Base::share, Base::hand_over_dq, Base::accumulate_dq, Base::ds_full;
 
   FA_DEVICE void run() {
     if (ptx::thread_index() == 0) init_barriers();
@@ -122,6 +122,8 @@ struct Backward : BackwardDqAlone<Config> {
         any = accumulate_by_functions(dk, dv, round, count, parity);
       } else if constexpr (!kSums && Config::kWriteDq) {
         any = accumulate_dq(round, count, parity);
+      } else if constexpr (kHalves) {
+        any = accumulate_halves(dk, dv, round, count, parity);
       } else {
         any = accumulate(dk, dv, round, count, parity);
       }
@@ -313,6 +315,123 @@ struct Backward : BackwardDqAlone<Config> {
         tie_dv(dv);
       }
       issue_dp(dp, stage_of(count), consumer_index());
+    }
+  }
+
+  /// The same for query tiles of 128 rows, in halves of 64. S of a half is computed while dS of the one before is made
+  /// of P and dP, and its exponentials are taken while dK runs. Halves leave the registers for that, and for K and V of
+  /// the warpgroup, without which S and dP wait for shared memory. dS of the other warpgroup is waited for behind dV,
+  /// so that one takes exponentials while the other feeds the tensor cores.
+  FA_DEVICE bool accumulate_halves(Dk& dk, Dv& dv, int round, int& count, uint32_t parity) const {
+    float s[32];
+    float weights[32];  // P^T
+    float dp[32];       // dP^T, then dS^T
+    uint32_t p_operand[4][4];
+    uint32_t ds_operand[4][4];
+    Dq dq;
+    Drops drops;
+    uint32_t keys[Base::kQkSteps][4];
+    uint32_t values[Base::kVSteps][4];
+    const Job work = job(round);
+    int left = work.steps.end - work.steps.begin;
+    if (left <= 0) return false;
+    const int first_key = work.tile.block * kTileN + consumer_index() * 64 + warp_index() * 16;  // of the warp
+    Place next = place_of(work);
+
+    await_keys(work, parity);
+    await_q(count);
+    this->template clear_rows_without_keys<true>(has_rows_without_keys(work, next), work, next, count);
+    this->template take_keys<typename Base::KTile>(keys, Base::k_shared());
+    this->issue_scores_of(s, keys, stage_of(count));
+    await_values(work, parity);
+    this->template take_keys<typename Base::VTile>(values, Base::v_shared());
+    await_dout(count);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_tie(s);
+    tell_infinite_keys(s, round);
+    this->take_weights(weights, s, drops, stage_of(count), work, next, first_key);
+    pack(p_operand, weights);
+    issue_dv(dv, p_operand, do_shared(stage_of(count)));
+    this->issue_dp_of(dp, values, stage_of(count));
+
+    while (true) {
+      const int stage = stage_of(count);
+      const int buffer = count % 2;
+      const int rows = rows_of(work, next);
+      ptx::wgmma_wait<0>();  // dP and dV of the first half
+      ptx::wgmma_tie(dp);
+      tie_dv(dv);
+      this->template issue_scores_of<64>(s, keys, stage);
+      share_half<0>(ds_operand, dp, weights, stage, buffer);
+      issue_dk(dk, ds_operand, q_shared(stage));
+      ptx::wgmma_wait<1>();  // S of the second half
+      ptx::wgmma_tie(s);
+      this->template take_weights<64>(weights, s, drops, stage, again(work, round), next, first_key);
+      pack(p_operand, weights);
+      ptx::wgmma_wait<0>();  // dK of the first half
+      tie_dk(dk);
+      this->template issue_dv<64>(dv, p_operand, do_shared(stage));
+      this->template issue_dp_of<64>(dp, values, stage);
+      ++count;
+      --left;
+      if (left == 0) {
+        ptx::wgmma_wait<0>();  // the last dP and dV
+        ptx::wgmma_tie(dp);
+        tie_dv(dv);
+        share_half<64>(ds_operand, dp, weights, stage, buffer);
+        this->template issue_dk<64>(dk, ds_operand, q_shared(stage));
+        ptx::mbarrier_wait(ds_full(), static_cast<uint32_t>(buffer));  // dS of all warpgroups
+        issue_dq(dq, buffer, consumer_index());
+        ptx::wgmma_wait<0>();  // the last dK and dQ
+        tie_dk(dk);
+        release(v_empty());
+        release(k_empty());
+        release(step_empty(stage));
+        ptx::wgmma_tie(dq);
+        hand_over_dq(dq, rows, consumer_index(), count);
+        return true;
+      }
+      advance(next, work);
+      const bool clears = has_rows_without_keys(again(work, round), next);
+      await_q(count);
+      this->template clear_rows_without_keys<true>(clears, again(work, round), next, count);
+      ptx::wgmma_wait<0>();  // dP and dV of the second half
+      ptx::wgmma_tie(dp);
+      tie_dv(dv);
+      this->issue_scores_of(s, keys, stage_of(count));
+      share_half<64>(ds_operand, dp, weights, stage, buffer);
+      this->template issue_dk<64>(dk, ds_operand, q_shared(stage));
+      ptx::wgmma_wait<1>();  // the next S
+      ptx::wgmma_tie(s);
+      this->take_weights(weights, s, drops, stage_of(count), again(work, round), next, first_key);
+      pack(p_operand, weights);
+      await_dout(count);
+      ptx::wgmma_wait<0>();  // dK of the second half
+      tie_dk(dk);
+      release(step_empty(stage));
+      issue_dv(dv, p_operand, do_shared(stage_of(count)));
+      ptx::mbarrier_wait(ds_full(), static_cast<uint32_t>(buffer));  // dS of all warpgroups
+      issue_dq(dq, buffer, consumer_index());
+      ptx::wgmma_wait<1>();  // dV, whose operand leaves room for dP
+      tie_dv(dv);
+      this->issue_dp_of(dp, values, stage_of(count));
+      ptx::wgmma_wait<1>();  // dQ of the tile
+      ptx::wgmma_tie(dq);
+      hand_over_dq(dq, rows, consumer_index(), count);
+    }
+  }
+
+  /// dS of a half, from dP^T, to shared memory; behind the second it is told.
+  template <int kFirst>
+  FA_DEVICE void share_half(uint32_t (&operand)[4][4], float (&dp)[32], const float (&weights)[32], int stage,
+                            int buffer) const {
+    differentiate(dp, weights, delta_shared(stage) + 4 * kFirst, Drops{});
+    pack(operand, dp);
+    this->template share<kFirst>(operand, ds_shared(buffer), consumer_index());
+    if constexpr (kFirst != 0) {
+      ptx::fence_proxy_async();
+      ptx::sync_warp();  // dS of the warp is there, and all lanes have read the statistics
+      release(ds_full());
     }
   }
 

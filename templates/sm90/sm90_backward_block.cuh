@@ -31,7 +31,7 @@ struct BackwardBlock : BackwardTraits<Config> {
   using QTile = typename Base::QTile;
   using DoTile = typename Base::DoTile;
   using DsTile = typename Base::DsTile;
-  using Base::kStages, Base::kConsumers, Base::kLooks, Base::kVarlen, Base::kSplitBlocks, Base::kLayout;
+  using Base::kStages, Base::kConsumers, Base::kHalves, Base::kLooks, Base::kVarlen, Base::kSplitBlocks, Base::kLayout;
 
   const AllParams& p;
   const Params& params;
@@ -65,6 +65,7 @@ struct BackwardBlock : BackwardTraits<Config> {
   FA_DEVICE uint32_t step_empty(int stage) const { return q_full(2 * kStages + stage); }  // Q and dO
   FA_DEVICE uint32_t dq_full() const { return q_full(3 * kStages); }                      // of the whole tile
   FA_DEVICE uint32_t dq_empty() const { return q_full(3 * kStages + 1); }
+  FA_DEVICE uint32_t ds_full() const { return q_full(3 * kStages + 2); }  // of all warpgroups
   /// Of a consumer warp: 1 + the round of the last job whose keys were not finite. And what is to be looked at.
   FA_DEVICE uint32_t infinite_keys(int warp) const { return shared + kLayout.words + 4 * warp; }
   FA_DEVICE uint32_t to_look_at() const { return shared + kLayout.words + 60; }
@@ -97,6 +98,7 @@ struct BackwardBlock : BackwardTraits<Config> {
     if constexpr (Config::kWriteDq) {
       ptx::mbarrier_init(dq_full(), kReaders);
       ptx::mbarrier_init(dq_empty(), 1);
+      if constexpr (kHalves) ptx::mbarrier_init(ds_full(), kReaders);
     }
     ptx::fence_mbarrier_init();
   }

@@ -23,20 +23,18 @@ namespace fa::sm90 {
 template <class Config>
 struct BackwardCopies : BackwardJobs<Config> {
   using Base = BackwardJobs<Config>;
-  using Variant = typename Base::Variant;
   using QTile = typename Base::QTile;
   using DoTile = typename Base::DoTile;
   using KTile = typename Base::KTile;
   using VTile = typename Base::VTile;
   using Job = typename Base::Job;
   using Query = typename Base::Query;
-  using Place = typename Base::Place;
   using Base::Base;
-  using Base::kTileM, Base::kTileN, Base::kHeadDimQk, Base::kVarlen, Base::kOrdered, Base::kLayout, Base::p,
-      Base::params, Base::shared, Base::k_shared, Base::v_shared, Base::q_shared, Base::do_shared, Base::lse_shared,
-      Base::delta_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_full, Base::do_full,
-      Base::step_empty, Base::dq_full, Base::dq_empty, Base::job_empty, Base::stage_of, Base::parity_of, Base::stop,
-      Base::located, Base::row_index, Base::has_job, Base::again, Base::job_for_copies, Base::place_of, Base::advance;
+  using Base::kTileM, Base::kTileN, Base::kVarlen, Base::kOrdered, Base::kLayout, Base::p, Base::params, Base::k_shared,
+      Base::v_shared, Base::q_shared, Base::do_shared, Base::lse_shared, Base::delta_shared, Base::k_full,
+      Base::k_empty, Base::v_full, Base::v_empty, Base::q_full, Base::do_full, Base::step_empty, Base::job_empty,
+      Base::stage_of, Base::parity_of, Base::stop, Base::located, Base::row_index, Base::has_job, Base::job_for_copies,
+      Base::advance;
 
   // ---- producer: one thread
 

@@ -22,11 +22,11 @@ namespace fa::sm90 {
 template <class Config>
 struct BackwardDqAlone : BackwardProducts<Config> {
   using Base = BackwardProducts<Config>;
+  using T = typename Base::T;
   using QTile = typename Base::QTile;
   using DoTile = typename Base::DoTile;
   using KTile = typename Base::KTile;
   using VTile = typename Base::VTile;
-  using SGemm = typename Base::SGemm;
   using S = typename Base::S;
   using Operand = typename Base::Operand;
   using Drops = typename Base::Drops;
@@ -34,13 +34,13 @@ struct BackwardDqAlone : BackwardProducts<Config> {
   using Job = typename Base::Job;
   using Place = typename Base::Place;
   using Base::Base;
-  using Base::kTileM, Base::kTileN, Base::kConsumers, Base::kQkSteps, Base::kVSteps, Base::kDropout,
-      Base::kKeysInRegisters, Base::k_shared, Base::v_shared, Base::q_shared, Base::do_shared, Base::ds_shared,
-      Base::delta_shared, Base::described, Base::k_empty, Base::v_empty, Base::step_empty, Base::lane_index,
-      Base::consumer_index, Base::warp_index, Base::stage_of, Base::release, Base::job, Base::again, Base::place_of,
-      Base::advance, Base::rows_of, Base::await_keys, Base::await_values, Base::await_q, Base::await_dout,
-      Base::has_rows_without_keys, Base::tell_infinite_keys, Base::issue_scores, Base::issue_dp, Base::issue_dq,
-      Base::exponentiate, Base::draw, Base::differentiate, Base::pack, Base::share, Base::hand_over_dq;
+  using Base::kTileN, Base::kConsumers, Base::kQkSteps, Base::kVSteps, Base::kDropout, Base::kKeysInRegisters,
+      Base::k_shared, Base::v_shared, Base::q_shared, Base::do_shared, Base::ds_shared, Base::delta_shared,
+      Base::described, Base::k_empty, Base::v_empty, Base::step_empty, Base::lane_index, Base::consumer_index,
+      Base::warp_index, Base::stage_of, Base::release, Base::job, Base::again, Base::place_of, Base::advance,
+      Base::rows_of, Base::await_keys, Base::await_values, Base::await_q, Base::await_dout, Base::has_rows_without_keys,
+      Base::tell_infinite_keys, Base::issue_scores, Base::issue_dp, Base::issue_dq, Base::draw, Base::differentiate,
+      Base::pack, Base::share, Base::hand_over_dq;
 
   /// The same where dQ alone is wanted. No sums take registers: the scores of a step are computed beside P and dP of
   /// the one before, and dQ is handed over, and exponentials are taken, while the next dP is computed. K and V of the
@@ -130,37 +130,41 @@ struct BackwardDqAlone : BackwardProducts<Config> {
       }
     }
   }
-  FA_DEVICE void issue_scores_of(S& s, const Keys<kQkSteps>& keys, int stage) const {
+  template <int kFirst = 0, int kCount>
+  FA_DEVICE void issue_scores_of(float (&s)[kCount], const Keys<kQkSteps>& keys, int stage) const {
     if constexpr (kKeysInRegisters) {
-      issue_from_registers<QTile>(s, keys, q_shared(stage));
+      issue_from_registers<QTile, kFirst>(s, keys, q_shared(stage));
     } else {
       issue_scores(s, stage, consumer_index());
     }
   }
-  FA_DEVICE void issue_dp_of(S& dp, const Keys<kVSteps>& values, int stage) const {
+  template <int kFirst = 0, int kCount>
+  FA_DEVICE void issue_dp_of(float (&dp)[kCount], const Keys<kVSteps>& values, int stage) const {
     if constexpr (kKeysInRegisters) {
-      issue_from_registers<DoTile>(dp, values, do_shared(stage));
+      issue_from_registers<DoTile, kFirst>(dp, values, do_shared(stage));
     } else {
       issue_dp(dp, stage, consumer_index());
     }
   }
-  template <class Tile, int kSteps>
-  FA_DEVICE static void issue_from_registers(S& s, const Keys<kSteps>& keys, uint32_t rows) {
+  template <class Tile, int kFirst, int kCount, int kSteps>
+  FA_DEVICE static void issue_from_registers(float (&s)[kCount], const Keys<kSteps>& keys, uint32_t rows) {
     ptx::wgmma_forget(s);
     ptx::wgmma_fence();
     FA_UNROLL
     for (int step = 0; step < kSteps; ++step) {
-      SGemm::template registers<false>(s, keys[step], Tile::k_major(described(rows), 0, step), step != 0);
+      ptx::Wgmma<T, 2 * kCount>::template registers<false>(s, keys[step], Tile::k_major(described(rows), kFirst, step),
+                                                           step != 0);
     }
     ptx::wgmma_commit();
   }
 
   /// P^T and what is dropped of it, from S^T, whose registers the next product takes.
-  FA_DEVICE void take_weights(S& weights, const S& s, Drops& drops, int stage, const Job& work, const Place& place,
-                              int first_key) const {
+  template <int kFirst = 0, int kCount>
+  FA_DEVICE void take_weights(float (&weights)[kCount], const float (&s)[kCount], Drops& drops, int stage,
+                              const Job& work, const Place& place, int first_key) const {
     FA_UNROLL
-    for (int i = 0; i < kTileM / 2; ++i) weights[i] = s[i];
-    exponentiate(weights, stage, work, place, first_key);
+    for (int i = 0; i < kCount; ++i) weights[i] = s[i];
+    this->template exponentiate<kFirst>(weights, stage, work, place, first_key);
     if constexpr (kDropout) draw(drops, work, place, first_key);
   }
 

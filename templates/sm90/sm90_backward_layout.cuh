@@ -22,7 +22,7 @@ struct BackwardShape {
   FA_HOST_DEVICE constexpr bool dq_by_rows() const { return tile_m == kWarpgroupRows * consumers(); }
   FA_HOST_DEVICE constexpr int dq_columns() const { return dq_by_rows() ? d_qk : kSlabColumns; }  // of a warpgroup
 
-  FA_HOST_DEVICE constexpr int mbarriers() const { return 4 + 3 * stages + (write_dq ? 2 : 0); }
+  FA_HOST_DEVICE constexpr int mbarriers() const { return 4 + 3 * stages + (write_dq ? 3 : 0); }
 };
 
 /// Offsets from the start of shared memory, and sizes in bytes.

@@ -48,12 +48,11 @@ struct BackwardProducts : BackwardRows<Config> {
   using Job = typename Base::Job;
   using Place = typename Base::Place;
   using Base::Base;
-  using Base::kTileM, Base::kTileN, Base::kHeadDimQk, Base::kQkSteps, Base::kVSteps, Base::kMSteps, Base::kDqByRows,
-      Base::kDqColumns, Base::kVarlen, Base::kDropout, Base::kOrdered, Base::kWantsDk, Base::kWantsDv, Base::kTwoSided,
-      Base::kLists, Base::kLooks, Base::kLoadAhead, Base::kDqRowBytes, Base::kLayout, Base::params, Base::shared,
-      Base::k_shared, Base::v_shared, Base::q_shared, Base::do_shared, Base::ds_shared, Base::lse_shared,
-      Base::delta_shared, Base::described, Base::dq_full, Base::dq_empty, Base::infinite_keys, Base::consumer_index,
-      Base::lane_index, Base::warp_index;
+  using Base::kTileM, Base::kTileN, Base::kHeadDimQk, Base::kQkSteps, Base::kVSteps, Base::kDqByRows, Base::kDqColumns,
+      Base::kVarlen, Base::kDropout, Base::kWantsDk, Base::kWantsDv, Base::kTwoSided, Base::kLists, Base::kLooks,
+      Base::kLoadAhead, Base::kDqRowBytes, Base::kLayout, Base::params, Base::shared, Base::k_shared, Base::v_shared,
+      Base::q_shared, Base::do_shared, Base::ds_shared, Base::lse_shared, Base::delta_shared, Base::described,
+      Base::dq_full, Base::dq_empty, Base::infinite_keys, Base::consumer_index, Base::lane_index, Base::warp_index;
 
   FA_DEVICE Functions functions(const Job& work, const Place& place, int stage) const {
     const uint32_t statistics = static_cast<uint32_t>(8 * (lane_index() % 4));
@@ -78,7 +77,8 @@ struct BackwardProducts : BackwardRows<Config> {
 
   /// Tells where a key of the warp has infinities or NaNs: then each of its scores is one, before masks. `s` is S^T of
   /// the job's first step.
-  FA_DEVICE void tell_infinite_keys(const S& s, int round) const {
+  template <int kCount>
+  FA_DEVICE void tell_infinite_keys(const float (&s)[kCount], int round) const {
     if constexpr (kLooks) {
       const float zero = ptx::fma(s[0], 0.f, s[2] * 0.f);  // a score of each of the thread's two keys
       if (ptx::vote_any(zero != 0.f)) {
@@ -113,23 +113,25 @@ struct BackwardProducts : BackwardRows<Config> {
     ptx::wgmma_commit();
   }
 
-  /// Starts an accumulation over the rows of a query tile: dV += P^T dO or dK += dS^T Q.
-  template <class Gemm, class Tile, class Sum>
-  FA_DEVICE void issue_registers(Sum& sum, const Operand& operand, uint32_t tile) const {
+  /// Starts an accumulation over the rows of a query tile, from kFirst on: dV += P^T dO or dK += dS^T Q.
+  template <class Gemm, class Tile, int kFirst, class Sum, int kSteps>
+  FA_DEVICE void issue_registers(Sum& sum, const uint32_t (&operand)[kSteps][4], uint32_t tile) const {
     ptx::wgmma_tie(sum);
     ptx::wgmma_fence();
     FA_UNROLL
-    for (int step = 0; step < kMSteps; ++step) {
-      Gemm::template registers<true>(sum, operand[step], Tile::mn_major(described(tile), step), true);
+    for (int step = 0; step < kSteps; ++step) {
+      Gemm::template registers<true>(sum, operand[step], Tile::mn_major(described(tile), kFirst / 16 + step), true);
     }
     ptx::wgmma_commit();
   }
 
-  FA_DEVICE void issue_dv(Dv& dv, const Operand& weights, uint32_t tile) const {
-    if constexpr (kWantsDv) issue_registers<DvGemm, DoTile>(dv, weights, tile);
+  template <int kFirst = 0, int kSteps>
+  FA_DEVICE void issue_dv(Dv& dv, const uint32_t (&weights)[kSteps][4], uint32_t tile) const {
+    if constexpr (kWantsDv) issue_registers<DvGemm, DoTile, kFirst>(dv, weights, tile);
   }
-  FA_DEVICE void issue_dk(Dk& dk, const Operand& ds, uint32_t tile) const {
-    if constexpr (kWantsDk) issue_registers<DkGemm, QTile>(dk, ds, tile);
+  template <int kFirst = 0, int kSteps>
+  FA_DEVICE void issue_dk(Dk& dk, const uint32_t (&ds)[kSteps][4], uint32_t tile) const {
+    if constexpr (kWantsDk) issue_registers<DkGemm, QTile, kFirst>(dk, ds, tile);
   }
   FA_DEVICE static void tie_dv(Dv& dv) {
     if constexpr (kWantsDv) ptx::wgmma_tie(dv);
@@ -154,13 +156,15 @@ struct BackwardProducts : BackwardRows<Config> {
     ptx::wgmma_commit();
   }
 
-  /// P^T = exp2(scale_log2 * S^T - LSE), 0 where masked. `first_key`: the warp's first key.
-  FA_DEVICE void exponentiate(S& s, int stage, const Job& work, const Place& place, int first_key) const {
+  /// P^T = exp2(scale_log2 * S^T - LSE), 0 where masked, of rows from kFirst of the tile on. `first_key`: the warp's
+  /// first key.
+  template <int kFirst = 0, int kCount>
+  FA_DEVICE void exponentiate(float (&s)[kCount], int stage, const Job& work, const Place& place, int first_key) const {
     const int lane = lane_index();
     FA_UNROLL
-    for (int j = 0; j < kTileM / 8; ++j) {
+    for (int j = 0; j < kCount / 4; ++j) {
       float row[2];
-      ptx::ld_shared_f32x2(row, lse_shared(stage) + 8 * (lane % 4) + 32 * j);
+      ptx::ld_shared_f32x2(row, lse_shared(stage) + 4 * kFirst + 8 * (lane % 4) + 32 * j);
       FA_UNROLL
       for (int i = 0; i < 4; ++i) s[4 * j + i] = ptx::ex2(ptx::fma(s[4 * j + i], params.scale_log2, -row[i % 2]));
     }
@@ -175,15 +179,16 @@ struct BackwardProducts : BackwardRows<Config> {
     const int key_end = kernel::keys_end<Config::kCausal, Variant>(params, work.lengths, work.lengths.s_q - 1);
     if (first_key + 16 > key_end) {
       FA_UNROLL
-      for (int i = 0; i < kTileM / 2; ++i) {
+      for (int i = 0; i < kCount; ++i) {
         if (first_key + lane / 4 + i / 2 % 2 * 8 >= key_end) s[i] = 0.f;
       }
     }
-    const int first_limit = place.m_block * kTileM + work.lengths.causal_shift - first_key;  // of the tile's first row
+    // Of the first row.
+    const int first_limit = place.m_block * kTileM + kFirst + work.lengths.causal_shift - first_key;
     if (Config::kCausal && first_limit < 15) {
       const int limit = first_limit + 2 * (lane % 4) - lane / 4;
       FA_UNROLL
-      for (int i = 0; i < kTileM / 2; ++i) {
+      for (int i = 0; i < kCount; ++i) {
         if (limit + i / 4 * 8 + i % 2 < i / 2 % 2 * 8) s[i] = 0.f;
       }
     }
@@ -239,10 +244,12 @@ struct BackwardProducts : BackwardRows<Config> {
 
   /// dS^T = P^T o (dP^T - delta). With dropout keep * dS^T = P^T o (Z^T o dP^T - keep * delta), Z being 0 where P was
   /// dropped: what is missing of dK, dQ and dV is their factor 1 / keep.
-  FA_DEVICE void differentiate(S& dp, const S& s, uint32_t delta, [[maybe_unused]] const Drops& drops) const {
+  template <int kCount>
+  FA_DEVICE void differentiate(float (&dp)[kCount], const float (&s)[kCount], uint32_t delta,
+                               [[maybe_unused]] const Drops& drops) const {
     const int lane = lane_index();
     FA_UNROLL
-    for (int j = 0; j < kTileM / 8; ++j) {
+    for (int j = 0; j < kCount / 4; ++j) {
       float row[2];
       ptx::ld_shared_f32x2(row, delta + 8 * (lane % 4) + 32 * j);
       FA_UNROLL
@@ -257,9 +264,10 @@ struct BackwardProducts : BackwardRows<Config> {
   }
 
   /// Accumulators become the A operand of the next product.
-  FA_DEVICE static void pack(Operand& operand, const S& s) {
+  template <int kSteps, int kCount>
+  FA_DEVICE static void pack(uint32_t (&operand)[kSteps][4], const float (&s)[kCount]) {
     FA_UNROLL
-    for (int i = 0; i < kTileM / 4; ++i) operand[i / 4][i % 4] = ptx::convert_pair<T>(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < kCount / 2; ++i) operand[i / 4][i % 4] = ptx::convert_pair<T>(s[2 * i], s[2 * i + 1]);
   }
 
   /// Likewise P^T, or Z^T o P^T.
@@ -275,16 +283,17 @@ struct BackwardProducts : BackwardRows<Config> {
     }
   }
 
-  /// dS, rows down again, into the warpgroup's 64 columns of the shared tile.
-  FA_DEVICE void share(const Operand& ds, uint32_t tile, int consumer) const {
+  /// dS, rows down again, into the warpgroup's 64 columns of the shared tile, from row kFirst on.
+  template <int kFirst = 0, int kSteps>
+  FA_DEVICE void share(const uint32_t (&ds)[kSteps][4], uint32_t tile, int consumer) const {
     const int lane = lane_index();
     // Matrices of 8 keys and 8 rows: keys 0, keys 8 of rows 0, the same of rows 8.
     const int row = lane / 16 * 8 + lane % 8;
     const int chunk = 2 * warp_index() + lane / 8 % 2;
     const uint32_t own = tile + consumer * DsTile::kSlabBytes + row * 128 + (chunk ^ lane % 8) * kernel::kChunkBytes;
     FA_UNROLL
-    for (int step = 0; step < kMSteps; ++step) {
-      ptx::stmatrix_x4_trans(own + step * 16 * 128, ds[step][0], ds[step][1], ds[step][2], ds[step][3]);
+    for (int step = 0; step < kSteps; ++step) {
+      ptx::stmatrix_x4_trans(own + (kFirst + step * 16) * 128, ds[step][0], ds[step][1], ds[step][2], ds[step][3]);
     }
   }
 

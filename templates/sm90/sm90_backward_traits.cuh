@@ -65,7 +65,6 @@ struct BackwardTraits {
   static constexpr bool kWantsDk = kernel::kWantsDk<Config>;
   static constexpr bool kWantsDv = kernel::kWantsDv<Config>;
   static constexpr bool kSums = kWantsDk || kWantsDv;
-  static constexpr bool kKeysInRegisters = kTileM == 64 && kConsumers <= 2;  // where dQ alone is wanted
   // Of a cluster: they share the query tiles of a key tile, add up dK and dV, and have no other tile.
   static constexpr int kSplitBlocks = kernel::kSplitBlocks<Config>;
   static constexpr bool kInTurns = kernel::kInTurns<Config>;
@@ -73,6 +72,13 @@ struct BackwardTraits {
   static constexpr bool kLists = Variant::kMask && !kVarlen;                    // of tiles that are not empty
   // S and dP are at hand together; also of a mask of packed batches, which looks at all elements of all tiles.
   static constexpr bool kFunctions = Variant::kScore || (Variant::kMask && kVarlen);
+
+  // A query tile is taken in two halves of 64 rows, scores of the next under dS of the last; not where whole tiles were
+  // as fast (docs/experiments.md).
+  static constexpr bool kHalves = kTileM == 128 && kHeadDimQk <= 64 && kHeadDimV <= 64 && Config::kWriteDq &&
+                                  kWantsDk && kWantsDv && !kernel::kHasVariant<Config> && !kVarlen && !kDropout &&
+                                  (!Config::kCausal || kOrdered);
+  static constexpr bool kKeysInRegisters = kHalves || (kTileM == 64 && kConsumers <= 2);  // the latter for dQ alone
 
   static constexpr bool kUnevenRows = kTwoSided || kVarlen;  // some may keep no key, whatever the call's lengths
   static constexpr bool kClears = kUnevenRows || (Config::kCausal && kernel::kRowsWithoutKeys<Config>);

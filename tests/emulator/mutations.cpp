@@ -87,6 +87,7 @@ std::vector<Mutation> all_mutations() {
                            &variant_backward_mutations,
                            &sm90_backward_split_mutations,
                            &sm90_backward_cluster_mutations,
+                           &sm90_backward_halves_mutations,
                            &sm90_backward_turn_mutations,
                            &sm90_backward_pair_mutations,
                            &sm90_backward_wide_mutations}) {

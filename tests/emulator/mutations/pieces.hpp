@@ -85,6 +85,7 @@ std::vector<Mutation> sm90_backward_variant_mutations();
 std::vector<Mutation> variant_backward_mutations();
 std::vector<Mutation> sm90_backward_split_mutations();
 std::vector<Mutation> sm90_backward_cluster_mutations();
+std::vector<Mutation> sm90_backward_halves_mutations();
 std::vector<Mutation> sm90_backward_turn_mutations();
 std::vector<Mutation> sm90_merge_in_cluster_mutations();
 std::vector<Mutation> sm90_cluster_parts_mutations();

@@ -34,7 +34,7 @@ std::vector<Mutation> waits() {
               "const int buffer = 0;",
               hopper,
               {source_overwritten, shared_race},
-              2},
+              3},
              {"hopper_backward_scores_not_waited_for",
               "ptx::wgmma_wait<0>();  // dK, whose operand",
               "// dK, whose operand",
@@ -67,7 +67,7 @@ std::vector<Mutation> stages() {
               "issue_dq(dq, buffer ^ 1, consumer_index());",
               hopper,
               {shared_race, shared_uninitialised, source_overwritten},
-              4},
+              6},
              {"hopper_backward_statistics_of_the_wrong_stage",
               "exponentiate(s, stage_of(count), again(work, round), next, first_key);\n      ",
               "exponentiate(s, stage, again(work, round), next, first_key);\n      ",
@@ -86,7 +86,7 @@ std::vector<Mutation> stages() {
               "issue_dk(dk, ds_operand, q_shared(stage));\nrelease(step_empty(stage));",
               hopper,
               {source_overwritten, shared_race, barrier_misuse}},
-             {"hopper_backward_q_and_dout_not_released", "release(step_empty(stage));", "", hopper, {deadlock}, 4}});
+             {"hopper_backward_q_and_dout_not_released", "release(step_empty(stage));", "", hopper, {deadlock}, 6}});
 }
 
 /// dQ without dK and dV.
