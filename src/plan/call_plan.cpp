@@ -192,9 +192,6 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
       params.alone = 1;
     }
     const std::int64_t rows = std::int64_t{params.b} * params.h_q * params.s_q;
-    constexpr std::int64_t kRowsAtOnce = 512;  // of blocks of the merge that are resident together
-    // The next forward's blocks fill all multiprocessors alike.
-    if (attention.length_keys() > 0 && !kernel::merges_few_rows(params) && rows <= kRowsAtOnce) params.alone = 1;
     const KernelSpec& combine = kernels[Role::combine];
     const std::int64_t warps = rows * kernel::combine_warps(combine.d_v, combine.accumulate);
     call.add(Role::combine, ceil_div(warps, combine.warps), &params, may_start_early(combine));
