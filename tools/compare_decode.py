@@ -201,6 +201,7 @@ class Graph:
     """Calls in a graph, which rotate over those given."""
 
     def __init__(self, calls, stream, target_ms):
+        self.calls = calls  # they own the workspace and the schedule that replays use
         once = once_ms(calls)
         self.count = max(FEWEST_CALLS, min(GRAPH_CALLS, round(target_ms / once)))
         self.replays = max(1, round(target_ms / (once * self.count)))

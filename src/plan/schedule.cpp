@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <common/even_cut.cuh>
+
 #include "plan/forward_launch.hpp"
 #include "plan/mask_tiles.hpp"
 #include "plan/rounding.hpp"
@@ -89,7 +91,8 @@ kernel::PartStart start_at(const std::vector<kernel::WorkItem>& items, std::int6
   while (at - head * pitch >= end_of(item)) ++item;
   const std::int64_t item_start = head * pitch + items[item].start;
   const std::int64_t tiles = end_of(item) - items[item].start - item_cost;
-  const std::int64_t tile = at - item_start - item_cost;
+  std::int64_t tile = at - item_start - item_cost;
+  if (item_cost == kernel::kWholeItemCost) tile = kernel::even_cut(tiles, tile, item_cost, item_start, length);
   const bool ends = tile >= kFewestTiles && tiles - tile < kFewestTiles;
   const bool wraps = ends && item + 1 == items.size();
   const std::size_t from = wraps ? 0 : ends ? item + 1 : item;

@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_COMMON_SCHEDULE_CUH_
 
 #include <common/constants.cuh>
+#include <common/even_cut.cuh>
 #include <common/schedule_slots.cuh>
 #include <common/switches.cuh>
 #include <common/variant.cuh>
@@ -194,8 +195,10 @@ struct Schedule {
                                                : segment_start + ptx::ld_global(lists.head->segment_costs + of);
     const int item = ptx::ld_global(lists.head->first_items + of) + first;
     start.item = item;
-    cut_item<kCost>(start, item_end - item_start - kCost, within - item_start - kCost, start.head * pitch + item_start,
-                    length);
+    const int64_t tiles = item_end - item_start - kCost, line_start = start.head * pitch + item_start;
+    int64_t wanted = within - item_start - kCost;
+    if constexpr (kWholeItems<Config>) wanted = even_cut(tiles, wanted, kCost, line_start, length);
+    cut_item<kCost>(start, tiles, wanted, line_start, length);
     int rank = first;
     if (start.item != item) {  // the next one
       rank += 1;

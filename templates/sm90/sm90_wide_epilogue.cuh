@@ -28,7 +28,8 @@ struct WideEpilogue : WideBlock<Config> {
   using Piece = typename Base::Piece;
   using Softmax = typename Traits::Softmax;
   using Traits::kTileM, Traits::kHeadDimV, Traits::kVarlen, Traits::kScheduled, Traits::kHalfColumns, Traits::kLayout,
-      Traits::kConsumers, Base::params, Base::shared, Base::softmax_scale_log2, Base::lengths_of, Base::row_count;
+      Traits::kConsumers, Traits::kMulticast, Base::params, Base::shared, Base::softmax_scale_log2, Base::lengths_of,
+      Base::row_count;
 
   // Rows of a partial result that the kernel itself merges keep the columns of a lane together, in chunks of 16 bytes.
   static constexpr int kChunkColumns = 16;  // of a quad
@@ -47,7 +48,11 @@ struct WideEpilogue : WideBlock<Config> {
       if (!piece.is_whole()) {
         store_partial(o, softmax, query, half, warp_row, lane);
         if constexpr (kInChunks) {
-          merge_chunks(o, query, piece, half, warp_row, lane);
+          if constexpr (kMulticast) {
+            merge_accumulators(o, query, piece, half, warp_row, lane);
+          } else {
+            merge_chunks(query, piece);
+          }
         } else {
           merge_piece<true>(*this, query, piece, shared + kLayout.arrived);
         }
@@ -164,9 +169,96 @@ struct WideEpilogue : WideBlock<Config> {
     return params.partial_o + row * kHeadDimV + half * kHalfColumns + 4 * (lane % 4);
   }
 
-  /// The block that leaves a query tile's last partial result adds all of them up, in their order: each thread what it
-  /// has of a query tile. As merge_splits, which has a warp for a row.
-  FA_DEVICE void merge_chunks(O& o, const Query& query, const Piece& piece, int half, int warp_row, int lane) const {
+  /// The block that leaves a query tile's last partial result adds all of them up, in their order, as merge_splits
+  /// does: 16 threads a row, whose loads of two results are in flight at once.
+  FA_DEVICE void merge_chunks(const Query& query, const Piece& piece) const {
+    constexpr int kMerging = kConsumers * kWarpgroup;
+    if (!is_last_to_finish<kMerging>(params, piece, counter_of(piece), shared + kLayout.arrived)) return;
+    const int thread = ptx::thread_index() - kWarpgroup;
+    const int first = query.tile.m_block * kTileM;
+    const int end = first + kTileM < row_count(query) ? first + kTileM : row_count(query);
+    const int own = thread / kThreadsOfRow;
+    FA_UNROLL_BY(1)
+    for (int row = first; row < end;
+         row += kMerging / kThreadsOfRow) {  // of all warps: else none has uniform registers
+      merge_row(query, piece, row + own, thread % kThreadsOfRow);
+    }
+  }
+
+  /// What thread `own` of a row's has of it.
+  FA_DEVICE void merge_row(const Query& query, const Piece& piece, int row, int own) const {
+    const int parts = piece.last_part - piece.first_part + 1;
+    const auto place_of = [&](int i) {
+      return partial_row_at(query, piece.place_of(piece.first_part + i), row_to_read(query, row));
+    };
+    Ahead ahead[2];
+    load_ahead(ahead[0], place_of(0), own);
+    load_ahead(ahead[1], place_of(1), own);
+    kernel::PartialMerge<kHeadDimV, 1> merge;  // without its columns
+    FA_UNROLL_BY(2)
+    for (int i = 0; i < parts; ++i) merge.join(kernel::SplitSum::load(params.partial_lse, place_of(i)));
+    if constexpr (Variant::kSink) merge.join(sink_of_row(query, row));
+    merge.begin();
+    float sums[4 * kOwnChunks] = {};
+    FA_UNROLL_BY(1)
+    for (int i = 0; i < parts; i += 2) {
+      FA_UNROLL
+      for (int next = 0; next < 2; ++next) {
+        if (i + next == parts) break;
+        if (i > 0) load_ahead(ahead[next], place_of(i + next), own);
+      }
+      FA_UNROLL
+      for (int next = 0; next < 2; ++next) {
+        if (i + next == parts) break;
+        const float weight = merge.weight_of(kernel::SplitSum::load(params.partial_lse, place_of(i + next)));
+        merge.total.sum += weight;
+        FA_UNROLL
+        for (int n = 0; n < 4 * kOwnChunks; ++n) sums[n] += weight * ptx::from_bits(ahead[next][n / 4].word[n % 4]);
+      }
+    }
+    if constexpr (Variant::kSink) merge.total.sum += merge.weight_of(sink_of_row(query, row));
+    const bool inside = row < row_count(query);
+    if (inside && own == 0) store_lse(query, row, merge.total.value());
+    store_merged(sums, merge.inverse_sum(), query, row, own);
+  }
+
+  static constexpr int kThreadsOfRow = 16;
+  static constexpr int kOwnChunks = kHeadDimV / 4 / kThreadsOfRow;  // of a thread, of a row
+  using Ahead = kernel::Chunk[kOwnChunks];
+  static_assert(!kInChunks || kHeadDimV % (8 * kThreadsOfRow) == 0);
+
+  /// Two chunks of 32 neighbouring columns after the other: of which a quad has all.
+  FA_DEVICE void load_ahead(Ahead& ahead, int64_t place, int own) const {
+    const float* const from = params.partial_o + place * kHeadDimV + 32 * (own / 4) + 4 * (own % 4);
+    FA_UNROLL
+    for (int i = 0; i < kOwnChunks; ++i)
+      ahead[i] = ptx::ld_global_chunk(from + 128 * (i / 2) + kChunkColumns * (i % 2));
+  }
+
+  FA_DEVICE void store_merged(const float (&sums)[4 * kOwnChunks], float factor, const Query& query, int row,
+                              int own) const {
+    const bool inside = row < row_count(query);
+    T* const target = static_cast<T*>(params.o) +
+                      offset_of(query, inside ? row : 0, params.stride_o_b, params.stride_o_h, params.stride_o_s);
+    FA_UNROLL
+    for (int i = 0; i < kOwnChunks; i += 2) {
+      uint32_t words[4];
+      FA_UNROLL
+      for (int word = 0; word < 4; ++word) {
+        const int at = 4 * i + 2 * word;
+        words[word] = ptx::convert_pair<T>(sums[at] * factor, sums[at + 1] * factor);
+      }
+      kernel::transpose_quad(words, own % 4);
+      if (inside) {
+        ptx::st_global_chunk(target + 128 * (i / 2) + 32 * (own / 4) + 8 * (own % 4),
+                             {{words[0], words[1], words[2], words[3]}});
+      }
+    }
+  }
+
+  /// The same where clusters have parts: each thread what it has of a query tile, in the layout of accumulators.
+  FA_DEVICE void merge_accumulators(O& o, const Query& query, const Piece& piece, int half, int warp_row,
+                                    int lane) const {
     constexpr int kMerging = kConsumers * kWarpgroup;
     if (!is_last_to_finish<kMerging>(params, piece, counter_of(piece), shared + kLayout.arrived)) return;
     const int first = query.tile.m_block * kTileM + warp_row + lane / 4;
@@ -213,22 +305,6 @@ struct WideEpilogue : WideBlock<Config> {
     store_rows(o, query, first, half, lane);
   }
 
-  FA_DEVICE void store_lse(const Query& query, int row, float lse) const {
-    if (params.lse == nullptr) return;
-    ptx::st_global(params.lse + offset_of(query, row, params.stride_lse_b, params.stride_lse_h, params.stride_lse_s),
-                   lse);
-  }
-
-  /// A row of the query tile that there is.
-  FA_DEVICE int row_to_read(const Query& query, int row) const {
-    return row < row_count(query) ? row : query.tile.m_block * kTileM;
-  }
-
-  FA_DEVICE kernel::SplitSum sink_of_row(const Query& query, int row) const {
-    const Rows rows{params.group, query.tile.head};
-    return kernel::SplitSum::of_term(kernel::sink_of(params.variant, rows.query_head(row_to_read(query, row))));
-  }
-
   static constexpr int kAhead = 4;  // chunks of each row whose loads are in flight
 
   FA_DEVICE static void add_chunks(O& o, const float* const (&sources)[2], const float (&weights)[2], int first) {
@@ -246,6 +322,22 @@ struct WideEpilogue : WideBlock<Config> {
         sum += weights[r] * ptx::from_bits(chunks[r][i / 2].word[word]);
       }
     }
+  }
+
+  FA_DEVICE void store_lse(const Query& query, int row, float lse) const {
+    if (params.lse == nullptr) return;
+    ptx::st_global(params.lse + offset_of(query, row, params.stride_lse_b, params.stride_lse_h, params.stride_lse_s),
+                   lse);
+  }
+
+  /// A row of the query tile that there is.
+  FA_DEVICE int row_to_read(const Query& query, int row) const {
+    return row < row_count(query) ? row : query.tile.m_block * kTileM;
+  }
+
+  FA_DEVICE kernel::SplitSum sink_of_row(const Query& query, int row) const {
+    const Rows rows{params.group, query.tile.head};
+    return kernel::SplitSum::of_term(kernel::sink_of(params.variant, rows.query_head(row_to_read(query, row))));
   }
 };
 

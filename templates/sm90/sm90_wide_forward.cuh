@@ -54,6 +54,7 @@ struct WideForward : WideBlock<Config> {
 
   FA_DEVICE void run() {
     if (ptx::thread_index() == 0) init_barriers();
+    if constexpr (Traits::kScheduled && !Traits::kMulticast) Base::prefetch_lists();
     ptx::griddepcontrol_wait();  // for what earlier kernels write, and for those that still read what this one writes
     if constexpr (Traits::kMulticast) {
       ptx::cluster_sync();  // the barriers of both blocks exist for all

@@ -13,6 +13,7 @@
 #include <ptx/cluster.cuh>
 #include <ptx/math.cuh>
 #include <ptx/mbarrier.cuh>
+#include <ptx/prefetch.cuh>
 #include <ptx/thread.cuh>
 #include <ptx/wgmma.cuh>
 #include <sm90/sm90_affine.cuh>
@@ -216,6 +217,23 @@ struct WideBlock : Scores<WideTraits<Config>> {
     FA_UNROLL
     for (int i = 0; i < 2 * kWarps; ++i) ptx::mbarrier_init(sent(0, i), 1);
     ptx::fence_mbarrier_init();
+  }
+
+  /// Has what blocks read one after the other until they know their first keys in the L2 cache, from which the keys of
+  /// the call before have pushed it: the part's start, lengths and, a line each thread of all blocks, the block table.
+  FA_DEVICE void prefetch_lists() const {
+    constexpr int kLine = 128;
+    const kernel::PagedParams& paged = params.paged;
+    const kernel::WorkLists lists(paged);
+    const int thread = ptx::thread_index();
+    if (thread < 2) ptx::prefetch_global(lists.starts + part() + thread);
+    if (thread == 2) ptx::prefetch_global(lists.head);
+    const int64_t place = int64_t{thread} * ptx::block_count() + ptx::block_index();
+    const auto prefetch = [&](const int32_t* words, int64_t count) {
+      if (place * kLine < 4 * count) ptx::prefetch_global(words + place * (kLine / 4));
+    };
+    prefetch(params.sequences.used_kv, params.b);
+    if constexpr (Traits::kPageSize > 0) prefetch(paged.table, paged.rows * paged.stride_row);
   }
 
   /// A query tile and what it sees. Called by whole warps.

@@ -78,6 +78,20 @@ TEST_P(Schedules, OfManyRequestsToo) {
   }
 }
 
+/// Of equal requests, which parts of latent attention share evenly.
+TEST_P(Schedules, OfEqualRequests) {
+  if (!fa::plan::schedule_spec(kernel_.spec).as<fa::plan::Schedule>().whole_items) GTEST_SKIP() << "cut anywhere";
+  for (const std::int64_t b : {4, 7}) {
+    for (const int multiprocessors : {16, 32, 56}) {
+      const Problem problem = schedule_problem(kernel_, b, 1, 3000);
+      Lengths lengths;
+      lengths.used_kv.assign(static_cast<std::size_t>(b), 1920);
+      for (std::int32_t row = 0; problem.varlen && row <= b; ++row) lengths.cu_q.push_back(row);
+      expect_lists_of_host(problem, lengths, multiprocessors);
+    }
+  }
+}
+
 /// No request, and none that has keys.
 TEST_P(Schedules, OfNothing) {
   Problem problem = schedule_problem(kernel_, 70, 5, 1000);
