@@ -247,6 +247,27 @@ TEST(Schedule, PartsOfLatentAttentionHaveWholeItems) {
   EXPECT_GT(most_items(schedule(128, 128, 66, ragged)).second, 50);
 }
 
+/// Blocks then read the same keys of neighbouring heads at a time. Else parts run on from one head into the next.
+TEST(Schedule, PartsCutHeadsAlikeWhereEachHasAsMany) {
+  const std::vector<std::int32_t> keys = {8192, 300, 5000, 0, 777};
+  const Problem problem = decode(5, 8192);
+  const KernelSpec spec = kernel_of(problem);
+  const auto cuts_heads_alike = [&](int parts) {
+    const std::vector<kernel::PartStart> starts = schedule_on_host(problem, spec, {{}, {}, keys, {}}, parts).starts;
+    const int heads = static_cast<int>(problem.h_kv), of_head = parts / heads;
+    for (int p = 0; p < of_head * heads; ++p) {
+      const auto at = static_cast<std::size_t>(p);
+      const kernel::PartStart &start = starts[at], &first = starts[at % static_cast<std::size_t>(of_head)];
+      if (start.item != first.item || start.tile != first.tile || start.head - first.head != p / of_head) return false;
+    }
+    return true;
+  };
+  EXPECT_TRUE(cuts_heads_alike(32));
+  EXPECT_TRUE(cuts_heads_alike(128));
+  EXPECT_FALSE(cuts_heads_alike(33));
+  EXPECT_FALSE(cuts_heads_alike(132));
+}
+
 TEST(Schedule, KernelFollowsFromTheForwards) {
   const Problem problem = decode(7, 8192);
   const KernelSpec spec = kernel_of(problem), schedule = schedule_spec(spec);
