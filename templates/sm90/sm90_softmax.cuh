@@ -354,10 +354,12 @@ struct SummedSoftmax : RowStatistics, kernel::RowEntropy<1, kEntropy> {
 
 /// P = exp2(scale_log2 * (S - greatest)) for the exact maximum so far: the P that weighs most is 1, which
 /// no rounding changes. A step waits for the search over its whole KV tile, and most steps of short rows raise a
-/// maximum. With kEntropy the rows' entropy is taken along.
-template <bool kEntropy = false>
+/// maximum. With kEntropy the rows' entropy is taken along. With kLogSlack P is relative to a maximum that stays until
+/// a P would be above 2^kLogSlack, as FlashAttention-4 has it: O is rarely multiplied.
+template <bool kEntropy = false, int kLogSlack = 0>
 struct ExactSoftmax : RowStatistics, kernel::RowEntropy<1, kEntropy> {
-  float greatest[2] = {-kInfinity, -kInfinity};  // score of the row, before the scale; -inf: it has seen no key
+  // Score of the row, before the scale, that P is relative to; -inf: it has seen no key.
+  float greatest[2] = {-kInfinity, -kInfinity};
 
   /// Turns scores into P in place. True when O must be rescaled by `factor`.
   template <int kCount>
@@ -371,7 +373,9 @@ struct ExactSoftmax : RowStatistics, kernel::RowEntropy<1, kEntropy> {
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
       before[r] = greatest[r];
-      greatest[r] = ptx::max(score[r], greatest[r]);
+      // The first score is infinitely above; a difference that is no number raises too.
+      const bool stays = kLogSlack > 0 && (score[r] - greatest[r]) * scale_log2 <= static_cast<float>(kLogSlack);
+      if (!stays) greatest[r] = ptx::max(score[r], greatest[r]);
       rises = rises || greatest[r] > before[r];
       subtracted[r] = reference(greatest[r], scale_log2);
       // From the very numbers that P was and will be computed with: exactly 1 for a row whose maximum stayed.

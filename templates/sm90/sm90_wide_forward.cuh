@@ -48,7 +48,8 @@ struct WideForward : WideBlock<Config> {
       Traits::kProducerRegisters, Traits::kConsumerRegisters, Base::params, Base::q_shared, Base::k_shared,
       Base::half_shared, Base::landed, Base::parity_of, Base::emptied, Base::query_landed, Base::query_read, Base::sent,
       Base::exchanged, Base::init_barriers, Base::release, Base::work_shared, Base::read_work, Base::tiles_of,
-      Base::softmax_scale_log2, Base::scale_sign, Base::lengths_of, Base::described, Traits::kOutputParts;
+      Base::softmax_scale_log2, Base::scale_sign, Base::lengths_of, Base::described, Traits::kOutputParts,
+      Traits::kQueuesScores;
 
   using Base::Base;
 
@@ -120,19 +121,20 @@ struct WideForward : WideBlock<Config> {
   }
 
   /// The KV tiles that are numbers `count` to before `end` of the block's: those of a piece. The first is of the first
-  /// consumer, the next one of the second, and so on. The first one multiplies what the other has sent before it makes
+  /// consumer, the next one of the second, and so on. The first one multiplies what the other has sent before its next
   /// scores, so that buffers are released early; the second one behind its scores, overlapped with its softmax.
   template <int kHalf>
   FA_DEVICE void attend(Stream& at, int count, int end) const {
     int i = count + kHalf;  // the first one of its own
+    S s;
+    if (kHalf == 0 && i < end) {
+      issue_scores(s, i);
+      await_scores<kHalf, 0>(s, i, at.lane);
+    }
     FA_UNROLL_BY(1)
     for (; i < end; i += 2) {
-      S s;
       P own;
       if constexpr (kHalf == 0) {
-        if (i > count) multiply_other<kHalf>(at, i - 1);
-        issue_scores(s, i);
-        await_scores<kHalf, 0>(s, i, at.lane);
         const bool rises = make_probabilities<kHalf>(at, s, own);
         if (rises) multiply(at.o, at.softmax.factor);
       } else {
@@ -147,10 +149,30 @@ struct WideForward : WideBlock<Config> {
       }
       issue_output<kHalf>(at, own, i);
       await_output<kHalf>(at, i);
+      if (kHalf == 0 && i + 2 < end) multiply_and_score<kHalf>(at, s, i + 1);
     }
     if (i == end && count < end) multiply_other<kHalf>(at, i - 1);  // the last tile is the other's
     ptx::sync_warp();                                               // all lanes have read what was sent
     release(query_read(), at.lane);                                 // and the warp's scores are complete
+  }
+
+  /// O += P V of tile number i of the other consumer, and the scores of the tile behind it: with kQueuesScores their
+  /// first slabs wait behind the product in the tensor cores' queue.
+  template <int kHalf>
+  FA_DEVICE void multiply_and_score(Stream& at, S& s, int i) const {
+    P other;
+    receive<kHalf>(at, other);
+    issue_output<kHalf>(at, other, i);
+    if constexpr (kQueuesScores) {
+      issue_first_scores(s, i + 1);
+      await_parts<kHalf, 0, 1>(i, at.lane);
+      ptx::wgmma_tie(at.o);
+    } else {
+      await_output<kHalf>(at, i);
+      issue_first_scores(s, i + 1);
+    }
+    issue_last_scores(s, i + 1);
+    await_scores<kHalf, 0>(s, i + 1, at.lane);
   }
 
   /// O += P V of a tile of the other consumer.
@@ -169,12 +191,13 @@ struct WideForward : WideBlock<Config> {
     ptx::wgmma_tie(at.o);
   }
 
-  /// Parts of O from kPart on are complete; the slabs of V of each are released as soon as it is.
-  template <int kHalf, int kPart>
+  /// Parts of O from kPart on are complete; the slabs of V of each are released as soon as it is. `kBehind` groups of
+  /// products may still run.
+  template <int kHalf, int kPart, int kBehind = 0>
   FA_DEVICE void await_parts(int i, int lane) const {
-    ptx::wgmma_wait<kOutputParts - 1 - kPart>();
+    ptx::wgmma_wait<kOutputParts - 1 - kPart + kBehind>();
     Base::release_unit(emptied(stage_of(i), (kValueInKey ? 1 : 2) + kOutputParts * kHalf + kPart), lane);
-    if constexpr (kPart + 1 < kOutputParts) await_parts<kHalf, kPart + 1>(i, lane);
+    if constexpr (kPart + 1 < kOutputParts) await_parts<kHalf, kPart + 1, kBehind>(i, lane);
   }
 
   /// Scores of KV tile number i are complete; `kBehind` groups of products may still run.
@@ -193,11 +216,20 @@ struct WideForward : WideBlock<Config> {
 
   /// Starts S = Q K^T, [64, tile_n], of KV tile number i.
   FA_DEVICE void issue_scores(S& s, int i) const {
+    issue_first_scores(s, i);
+    issue_last_scores(s, i);
+  }
+
+  /// With the slabs that are read for scores alone.
+  FA_DEVICE void issue_first_scores(S& s, int i) const {
     ptx::wgmma_tie(s);
     if constexpr (kFirstSlabs > 0) {
       issue_slabs<0, kFirstSlabs>(s, i);
       ptx::wgmma_commit();
     }
+  }
+
+  FA_DEVICE void issue_last_scores(S& s, int i) const {
     issue_slabs<kFirstSlabs, kKSlabs>(s, i);
     ptx::wgmma_commit();
   }

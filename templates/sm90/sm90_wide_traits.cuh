@@ -61,6 +61,8 @@ struct WideTraits {
   static constexpr bool kMulticast = kernel::kMulticast<Config>;
   static constexpr int kClusterBlocks = kMulticast ? 2 : 1;
   static constexpr bool kMergesInCluster = false, kInCluster = kMulticast;
+  // Where products limit: the first consumer's next scores begin without a gap.
+  static constexpr bool kQueuesScores = kMulticast;
   static constexpr bool kValueInKey = kernel::kValueInKey<Config>;
   static constexpr bool kWindowed = Variant::kLeftWindow || Variant::kChunked;
   static constexpr bool kWaves = kRagged && !kernel::kBounded<Config>;
@@ -123,7 +125,7 @@ struct WideTraits {
     return *reinterpret_cast<OPart*>(o + part * (kHalfColumns / 2 / kOutputParts));
   }
   using Rows = kernel::RowMap<Config::kPackGqa>;
-  using Softmax = ExactSoftmax<>;
+  using Softmax = ExactSoftmax<false, 6>;  // O, of 512 columns, is multiplied by two warpgroups
   using KeyNumbers = AffineProduct<T, kTileN>;
   using Mask = kernel::KeepMask<kPSteps>;
   using Loaded = uint32_t[2][1];

@@ -2,6 +2,7 @@
 
 #include "emulator/mutations/pieces.hpp"
 #include "emulator/mutations/subjects.hpp"
+#include "emulator/paged_specs.hpp"
 
 namespace emulator {
 
@@ -10,6 +11,12 @@ std::vector<Mutation> sm90_softmax_mutations() {
   return in(
       "sm90/sm90_softmax.cuh",
       {
+          {"wide_maxima_never_raised",
+           "const bool stays = kLogSlack > 0 && (score[r] - greatest[r]) * scale_log2 <= "
+           "static_cast<float>(kLogSlack);",
+           "const bool stays = kLogSlack > 0;",
+           sm90_wide_scheduled(),
+           {}},
           {"hopper_greatest_of_negative_scores_not_found",
            "if (rare) {\n      FA_UNROLL",
            "if (false) {\n      FA_UNROLL",
