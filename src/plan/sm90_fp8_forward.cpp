@@ -27,7 +27,8 @@ constexpr int kMaxConsumers = 4;
 constexpr int kKeyStep = 32;  // of a product
 constexpr int kWideKeyStep = 16;
 constexpr int kMaxTileN = 256;
-constexpr int kBoxRows = 8;  // of a box of a page, at least: whole rows of the swizzle
+constexpr int kBoxRows = 8;     // of a box of a page, at least: whole rows of the swizzle
+constexpr int kTurnTiles = 24;  // KV tiles of a causal grid's longest rows from which on turns are the faster
 
 struct Tile {
   int tile_m, tile_n, stages, q_buffers;
@@ -131,11 +132,12 @@ KernelSpec with_tile(const Problem& problem, const Fixed& fixed, const Choice& c
   spec.pack_gqa = choice.pack_gqa;
   spec.split = choice.splits > 1;
   own.q_buffers = fixed.number("q_buffers", tile.q_buffers);
-  // Measured on an H100: of three consumers turns help where all KV tiles of a query tile are whole. Without turns
-  // ptxas spills a few bytes of i8.
-  const bool whole =
-      tile.tile_m == kThree[0].tile_m && ((problem.d_v == 128 && !problem.causal) || problem.dtype == DType::i8);
-  own.take_turns = fixed.flag("take_turns", (tile.take_turns || whole) && spec.tile_m > kWarpgroupRows);
+  // Measured: of three consumers turns help where most KV tiles of a query tile are whole. Without turns ptxas spills
+  // a few bytes of i8.
+  const bool whole = choice.long_rows || (problem.d_v == 128 && !problem.causal);
+  const bool turns = whole || problem.dtype == DType::i8;
+  own.take_turns = fixed.flag(
+      "take_turns", (tile.take_turns || (tile.tile_m == kThree[0].tile_m && turns)) && spec.tile_m > kWarpgroupRows);
   own.single_level = fixed.flag("single_level", problem.precise);
   own.ahead = fixed.flag("ahead", tile.ahead && (!own.single_level || problem.precise));
   own.value_columns = own.single_level
@@ -238,6 +240,9 @@ int sm90_fp8_forward_decide(const Problem& problem, const Fixed& fixed, Choice& 
   const bool splits = wanted && (choice.splits_request || !problem.ragged());
   const bool whole_groups = !choice.pack_gqa || kWarpgroupRows % (problem.h_q / problem.h_kv) == 0;
   choice.few_rows = splits && choice.short_query && whole_groups && !fixed.has("tile_m") ? 1 : 0;
+  const std::int64_t tiles_of_row = visible_keys(problem) / kThree[0].tile_n;
+  choice.long_rows = problem.d_v <= 64 && problem.variants == nullptr && !choice.short_query &&
+                     (!problem.causal || tiles_of_row >= kTurnTiles);
   if (choice.few_rows != 0) return few_tiles(problem).front().tile_m;
   return sm90_fp8_forward_tile_m(problem, fixed);
 }

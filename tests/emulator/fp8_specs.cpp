@@ -88,6 +88,9 @@ constexpr Shape kShapes[] = {
      false,       true, false, true, true, true, false, false, 0,     true, false},
     {DType::e5m2, 64,    96,    64,    96,   2,     1,    48,    false, false, false, false,
      false,       false, false, false, true, false, true, false, 0,     false, true},
+    // planned: three consumers in turns
+    {DType::e4m3, 64, 64, 192, 128, 3, 2, 64, false, true, false, false, false, false},
+    {DType::e4m3, 64, 64, 192, 128, 3, 2, 64, true, true, false, false, false, false},
 };
 constexpr std::size_t kOfInt8 = 22, kOfInt8Scales = 24;
 constexpr std::size_t kOfSplits = 28, kOfInt8Splits = 29, kOfHalfBytes = 33, kOfPolynomials = 34, kOfSharedScales = 37;

@@ -96,6 +96,39 @@ TEST(Sm90Fp8Forward, ThreeConsumersOfI8TakeTurnsUnlessTheyHaveVariants) {
   }
 }
 
+TEST(Sm90Fp8Forward, ThreeConsumersTakeTurnsWhereMostKvTilesAreWhole) {
+  const auto turns = [](const Problem& problem) {
+    const KernelSpec spec = plan_forward(problem, {}).kernel;
+    EXPECT_EQ(spec.tile_m, 192) << canonical(spec);
+    return spec.as<Sm90Fp8Forward>().take_turns;
+  };
+  for (const std::int64_t s : {512, 2048, 3072, 8192}) {
+    Problem problem = fp8(64);
+    problem.s_q = problem.s_kv = s;
+    EXPECT_TRUE(turns(problem)) << s;
+    problem.causal = true;
+    EXPECT_EQ(turns(problem), s >= 3072) << s;
+    problem.causal_align = CausalAlign::top_left;
+    problem.s_kv = 16384;
+    EXPECT_EQ(turns(problem), s >= 3072) << "rows see as many keys: " << s;
+    problem.d_qk = problem.d_v = 128;
+    EXPECT_FALSE(turns(problem)) << s;
+    problem.causal = false;
+    EXPECT_TRUE(turns(problem)) << s;
+  }
+  EXPECT_FALSE(turns(fp8(96)));
+  Problem decodes = fp8(64);
+  decodes.b = 64;
+  decodes.s_q = 1;
+  EXPECT_FALSE(turns(decodes)) << "one consumer has rows";
+  Variants variants;
+  variants.sink = true;
+  Problem problem = fp8(64);
+  problem.variants = &variants;
+  EXPECT_FALSE(turns(problem)) << "not measured";
+  EXPECT_FALSE(plan_forward(fp8(64), {Family::sm90_fp8, {{"take_turns", 0}}}).kernel.as<Sm90Fp8Forward>().take_turns);
+}
+
 TEST(Sm90Fp8Forward, PreciseHasOneLevelOfSixteenBits) {
   for (const int d : {16, 64, 80, 128, 192, 256}) {
     Problem problem = fp8(d);
