@@ -67,18 +67,21 @@ std::int64_t tiles_of(const Problem& problem, const KernelSpec& attention, const
   return end > begin ? ceil_div(end, attention.tile_n) - begin / attention.tile_n : 0;
 }
 
-/// Where a part of a tile's keys costs as much as several of them: 128 KB of partial results, and their merge.
-bool prefers_whole_items(const KernelSpec& attention) noexcept {
-  return attention.is<Sm90WideForward>();
+/// Schedule::whole_items: where a part of a tile's keys costs as much as several of them, 128 KB of partial results and
+/// their merge. Or where heads have to keep pace, whose rows of 4 or 8 bits share lines of memory.
+int whole_items(const KernelSpec& attention) noexcept {
+  if (attention.is<Sm90WideForward>()) return kernel::kLatentItemCost;
+  const bool stored = attention.is<Sm80Forward>() && attention.stored() && !attention.as<Sm80Forward>().value_in_key;
+  return stored ? kernel::kItemCost : 0;
 }
 
 int item_cost(const KernelSpec& attention) noexcept {
-  return prefers_whole_items(attention) ? kernel::kWholeItemCost : kernel::kItemCost;
+  return whole_items(attention) != 0 ? whole_items(attention) : kernel::kItemCost;
 }
 
 /// Walks along the line of all heads' items, which are `pitch` apart, to place `at`.
 kernel::PartStart start_at(const std::vector<kernel::WorkItem>& items, std::int64_t cost, std::int64_t pitch,
-                           std::int64_t heads, std::int64_t at, std::int64_t length, int item_cost) {
+                           std::int64_t heads, std::int64_t at, std::int64_t length, int item_cost, bool whole) {
   using kernel::kFewestTiles;
   kernel::PartStart start{};
   std::int64_t head = 0;
@@ -92,7 +95,7 @@ kernel::PartStart start_at(const std::vector<kernel::WorkItem>& items, std::int6
   const std::int64_t item_start = head * pitch + items[item].start;
   const std::int64_t tiles = end_of(item) - items[item].start - item_cost;
   std::int64_t tile = at - item_start - item_cost;
-  if (item_cost == kernel::kWholeItemCost) tile = kernel::even_cut(tiles, tile, item_cost, item_start, length);
+  if (whole) tile = kernel::even_cut(tiles, tile, item_cost, item_start, length);
   const bool ends = tile >= kFewestTiles && tiles - tile < kFewestTiles;
   const bool wraps = ends && item + 1 == items.size();
   const std::size_t from = wraps ? 0 : ends ? item + 1 : item;
@@ -125,7 +128,7 @@ bool has_multiprocessors(const Problem& problem, const KernelSpec& attention, co
 
 KernelSpec schedule_spec(const KernelSpec& attention) {
   KernelSpec spec;
-  spec.own = Schedule{.whole_items = prefers_whole_items(attention)};
+  spec.own = Schedule{.whole_items = whole_items(attention)};
   spec.arch = attention.arch;
   spec.dtype = attention.dtype;
   spec.causal = attention.causal;
@@ -204,14 +207,15 @@ HostSchedule schedule_on_host(const Problem& problem, const KernelSpec& attentio
   }
   const std::int64_t heads = heads_of(problem, attention);
   std::int64_t length = ceil_div(cost * heads, parts);
-  if (prefers_whole_items(attention)) {
+  const bool whole = whole_items(attention) != 0;
+  if (whole) {
     length = kernel::whole_length(length, cost, static_cast<std::int64_t>(schedule.items.size()), heads, parts);
   }
   length = std::max<std::int64_t>(length, item_cost(attention) + kernel::kFewestTiles);
   const std::int64_t pitch = kernel::head_pitch(cost, length, heads, parts);
   for (std::int64_t part = 0; part <= parts; ++part) {
     schedule.starts.push_back(
-        start_at(schedule.items, cost, pitch, heads, part * length, length, item_cost(attention)));
+        start_at(schedule.items, cost, pitch, heads, part * length, length, item_cost(attention), whole));
   }
   return schedule;
 }

@@ -144,7 +144,7 @@ struct Schedule {
     const int parts = params.paged.parts;
     const int64_t all = cost * params.heads;
     int64_t length = (all + parts - 1) / parts;
-    if constexpr (kWholeItems<Config>) length = whole_length(length, cost, items, params.heads, parts);
+    if constexpr (kWholeItems<Config> != 0) length = whole_length(length, cost, items, params.heads, parts);
     if (length < kCost + kFewestTiles) length = kCost + kFewestTiles;
     for (int part = thread; part <= parts; part += kThreads) {
       ptx::st_global(lists.starts + part, start_of(part, length, cost, items));
@@ -197,7 +197,7 @@ struct Schedule {
     start.item = item;
     const int64_t tiles = item_end - item_start - kCost, line_start = start.head * pitch + item_start;
     int64_t wanted = within - item_start - kCost;
-    if constexpr (kWholeItems<Config>) wanted = even_cut(tiles, wanted, kCost, line_start, length);
+    if constexpr (kWholeItems<Config> != 0) wanted = even_cut(tiles, wanted, kCost, line_start, length);
     cut_item<kCost>(start, tiles, wanted, line_start, length);
     int rank = first;
     if (start.item != item) {  // the next one

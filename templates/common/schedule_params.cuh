@@ -15,8 +15,8 @@ namespace fa::kernel {
 
 /// KV tiles that starting and ending an item costs as much as.
 inline constexpr int kItemCost = 4;
-/// The same where parts prefer whole items.
-inline constexpr int kWholeItemCost = 2;
+/// The same in latent attention, whose KV tiles take long.
+inline constexpr int kLatentItemCost = 2;
 /// So much longer than an even share a part may be, for whole items.
 inline constexpr int kWholeReach = 6;
 /// Fewer KV tiles of an item are not cut off.

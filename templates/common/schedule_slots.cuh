@@ -55,7 +55,7 @@ struct ScheduleSlots {
   static constexpr int kTileN = Config::kTileN;
   static constexpr bool kVarlen = kernel::kVarlen<Config>;
   static constexpr bool kPaged = !kOwnParts<Config> || kPageSize<Config> != 0;
-  static constexpr int kCost = kWholeItems<Config> ? kWholeItemCost : kItemCost;
+  static constexpr int kCost = kWholeItems<Config> != 0 ? kWholeItems<Config> : kItemCost;
 
   const Params& params;
   const int lane = ptx::thread_index() % kWarpSize;

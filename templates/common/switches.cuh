@@ -104,9 +104,9 @@ FA_DEVICE constexpr bool wants_overlap() {
 }
 
 template <class Config>
-FA_DEVICE constexpr bool wants_whole_items() {
+FA_DEVICE constexpr int wants_whole_items() {
   if constexpr (requires { Config::kWholeItems; }) return Config::kWholeItems;
-  return false;
+  return 0;
 }
 
 template <class Config>
@@ -220,7 +220,7 @@ inline constexpr bool kOwnParts = wants_own_parts<Config>();  // and find these 
 template <class Config>
 inline constexpr bool kOverlaps = wants_overlap<Config>();
 template <class Config>
-inline constexpr bool kWholeItems = wants_whole_items<Config>();  // of a schedule, where items are equal
+inline constexpr int kWholeItems = wants_whole_items<Config>();  // of a schedule, where items are equal: their cost
 template <class Config>
 inline constexpr bool kMulticast = wants_multicast<Config>();  // of keys, to the two blocks of a cluster
 template <class Config>

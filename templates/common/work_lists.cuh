@@ -90,6 +90,16 @@ FA_DEVICE Piece piece_between(const PartStart& start, const PartStart& end, int 
   return piece;
 }
 
+/// The part of this thread block where the grid has the parts of neighbouring heads side by side, if each head has as
+/// many (head_pitch): they start together, and read the same lines of memory at a time.
+template <class Params>
+FA_DEVICE int part_beside_heads(const Params& params) {
+  const int block = ptx::block_index();
+  const int parts = params.paged.parts;
+  if (parts % params.heads != 0) return block;
+  return block % params.heads * (parts / params.heads) + block / params.heads;
+}
+
 /// How many pieces a part has.
 FA_DEVICE int pieces_of(const WorkLists& lists, int part) {
   const PartStart start = ptx::ld_global(lists.starts + part);

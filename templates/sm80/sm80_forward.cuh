@@ -505,7 +505,7 @@ FA_DEVICE void forward(const ForwardLaunch<Config>& params) {
       Forward<Config>(params, piece, tile).run();
     }
   } else if constexpr (kernel::kScheduled<Config>) {
-    const int pieces = kernel::pieces_of(kernel::WorkLists(params.paged), ptx::block_index());
+    const int pieces = kernel::pieces_of(kernel::WorkLists(params.paged), Forward<Config>::part_of(params));
     for (int i = 0; i < pieces; ++i) {
       if (i > 0) ptx::sync_threads();  // all have left the tiles of the piece before
       Forward<Config>(params, i).run();

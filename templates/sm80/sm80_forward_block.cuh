@@ -113,10 +113,16 @@ struct ForwardBlock : ForwardTraits<Config> {
     return kShares ? tiles * p.sequences.wave : tiles;
   }
 
+  /// Of a schedule, or of those that blocks find by themselves, the part that this block has.
+  static FA_DEVICE int part_of([[maybe_unused]] const Params& p) {
+    if constexpr (Base::kBesideHeads) return part_beside_heads(p);
+    return ptx::block_index();
+  }
+
   static FA_DEVICE ForwardTile this_tile(const Params& p, int index, Piece& piece) {
     if constexpr (kScheduled) {
       ForwardTile tile;
-      piece = piece_of(WorkLists(p.paged), ptx::block_index(), index, tile);
+      piece = piece_of(WorkLists(p.paged), part_of(p), index, tile);
       return tile;
     } else if constexpr (kShares) {
       const int sharing = p.sequences.wave;

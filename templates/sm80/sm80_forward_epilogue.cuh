@@ -268,7 +268,7 @@ struct ForwardEpilogue {
 
   FA_DEVICE int64_t partial_row(int row) const {
     if constexpr (kPieces) {
-      return partial_row_of(ptx::block_index(), row);
+      return partial_row_of(Forward::part_of(f.params), row);
     } else {
       return ((static_cast<int64_t>(f.tile.split) * f.params.b + f.tile.batch) * f.params.h_q +
               f.rows.query_head(row)) *

@@ -96,6 +96,7 @@ struct ForwardTraits {
   static constexpr bool kScalesOfValues = kStoredValues || scales_values<Config>();
   static constexpr bool kSingleLevel = sums_at_one_level<Config>();
   static constexpr bool kStored = kStoredKeys || kStoredValues;
+  static constexpr bool kBesideHeads = kScheduled && kStored && !kernel::kValueInKey<Config>;  // parts in the grid
   static constexpr bool kHalfKeys = kernel::kHalfKeys<Config>;
   static constexpr bool kHalfValues = kernel::kHalfValues<Config>;
   using ValueProduct = typename Either<kernel::f16, kernel::bf16, kHalfValues>::type;  // of 8-bit V

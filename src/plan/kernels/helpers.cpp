@@ -169,7 +169,9 @@ constexpr Field kScheduleFields[] = {
     field<&SpecHead::warps>("warps").as("kWarps"),
     derived("kOverlaps", overlaps_others, "with kernels before or behind it"),
     field<&SpecHead::varlen>("varlen").when_set().as("kVarlen"),
-    field<&Schedule::whole_items>("whole_items").when_set().as("kWholeItems", "where items are equal"),
+    field<&Schedule::whole_items>("whole_items")
+        .when_set()
+        .as("kWholeItems", "KV tiles that an item costs; equal ones stay whole"),
 };
 constexpr Kernel kSchedule{
     .name = "schedule",

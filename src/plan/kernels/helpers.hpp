@@ -50,7 +50,9 @@ struct RowNorms {
 
 /// The parts of thread blocks of a scheduled forward.
 struct Schedule {
-  bool whole_items = false;  ///< where items are equal, and parts of whole ones, or whole parts of one, hardly longer
+  /// KV tiles that an item costs besides, where equal items are not cut if parts of whole ones, or whole parts of one,
+  /// are hardly longer. 0: items are cut anywhere.
+  int whole_items = 0;
 
   static const Kernel& kernel() noexcept;
   friend bool operator==(const Schedule&, const Schedule&) = default;

@@ -212,6 +212,18 @@ TEST(Schedule, PartsOfTheHostAreAPartition) {
   }
 }
 
+/// Of a part the most items, and parts that start within one.
+std::pair<int, int> most_items(const HostSchedule& of) {
+  int most = 0, cuts = 0;
+  for (std::size_t p = 0; p + 1 < of.starts.size(); ++p) {
+    const kernel::PartStart &start = of.starts[p], &end = of.starts[p + 1];
+    const int count = static_cast<int>(of.items.size());
+    most = std::max(most, (end.head - start.head) * count + end.item - start.item + (end.tile > 0 ? 1 : 0));
+    cuts += start.tile > 0 ? 1 : 0;
+  }
+  return {most, cuts};
+}
+
 /// Equal requests of latent attention are not cut where parts of whole ones, or whole parts of one, are hardly longer.
 TEST(Schedule, PartsOfLatentAttentionHaveWholeItems) {
   const auto schedule = [](int heads, std::int64_t b, int parts, const std::vector<std::int32_t>& keys) {
@@ -223,18 +235,8 @@ TEST(Schedule, PartsOfLatentAttentionHaveWholeItems) {
     problem.value_in_key = true;
     problem.page_size = 64;
     const KernelSpec spec = kernel_of(problem);
-    EXPECT_TRUE(schedule_spec(spec).as<Schedule>().whole_items);
+    EXPECT_GT(schedule_spec(spec).as<Schedule>().whole_items, 0);
     return schedule_on_host(problem, spec, {{}, {}, keys, {}}, parts);
-  };
-  const auto most_items = [](const HostSchedule& of) {
-    int most = 0, cuts = 0;
-    for (std::size_t p = 0; p + 1 < of.starts.size(); ++p) {
-      const kernel::PartStart &start = of.starts[p], &end = of.starts[p + 1];
-      const int count = static_cast<int>(of.items.size());
-      most = std::max(most, (end.head - start.head) * count + end.item - start.item + (end.tile > 0 ? 1 : 0));
-      cuts += start.tile > 0 ? 1 : 0;
-    }
-    return std::pair(most, cuts);
   };
   const std::vector<std::int32_t> equal(128, 4096), few(64, 4096), longer(128, 32768);
   EXPECT_EQ(most_items(schedule(128, 128, 66, equal)), std::pair(2, 0));
@@ -245,6 +247,25 @@ TEST(Schedule, PartsOfLatentAttentionHaveWholeItems) {
   std::vector<std::int32_t> ragged = equal;
   ragged[5] = 700;
   EXPECT_GT(most_items(schedule(128, 128, 66, ragged)).second, 50);
+}
+
+/// Nor are those of caches in fewer bits, where blocks of neighbouring heads keep pace.
+TEST(Schedule, PartsOfStoredCachesHaveWholeItems) {
+  for (const DType stored : {DType::u4x2, DType::e4m3}) {
+    Problem problem = decode(64, 8192);
+    const std::vector<std::int32_t> equal(64, 8192);
+    EXPECT_GT(most_items(schedule_on_host(problem, kernel_of(problem), {{}, {}, equal, {}}, 264)).second, 100)
+        << "16 bits by the Hopper forward";
+    problem.k_dtype = problem.v_dtype = stored;
+    problem.group_size = stored == DType::u4x2 ? 64 : 0;
+    const KernelSpec spec = kernel_of(problem);
+    ASSERT_TRUE(spec.is<Sm80Forward>() && spec.stored());
+    EXPECT_GT(schedule_spec(spec).as<Schedule>().whole_items, 0);
+    EXPECT_EQ(most_items(schedule_on_host(problem, spec, {{}, {}, equal, {}}, 264)), std::pair(2, 0));
+    std::vector<std::int32_t> ragged = equal;
+    ragged[5] = 700;
+    EXPECT_GT(most_items(schedule_on_host(problem, spec, {{}, {}, ragged, {}}, 264)).second, 100);
+  }
 }
 
 /// Blocks then read the same keys of neighbouring heads at a time. Else parts run on from one head into the next.
