@@ -79,6 +79,11 @@ std::vector<Mutation> work_lists_mutations() {
                  sm80_scheduled(),
                  {global_uninitialised}},
                 {"parts_end_behind_a_shared_item", "(end.tile > 0 ? 1 : 0);", "0;", sm80_scheduled(), {}},
+                {"parts_beside_heads_of_one_part",
+                 "block % params.heads * (parts / params.heads) + block / params.heads",
+                 "block % params.heads * (parts / params.heads)",
+                 sm80_u4_half_tile(),
+                 {}},
             });
 }
 
