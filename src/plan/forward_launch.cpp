@@ -309,6 +309,11 @@ Sm90ForwardMaps sm90_forward_maps(const ForwardTensors& tensors, const KernelSpe
   maps.o = spec.varlen ? bounded_map(tensors.o, kWarpRows) : query_map(tensors.o, h_kv, 1, kWarpRows);
   if (spec.page_size != 0) {
     const int box = rows_together(spec.page_size, spec.tile_n);
+    if (spec.is<Sm90Forward>() && spec.as<Sm90Forward>().wide_boxes) {
+      maps.k = wide_page_map(tensors.k, box);
+      maps.v = wide_page_map(tensors.v, box);
+      return maps;
+    }
     maps.k = page_map(tensors.k, box);
     maps.v = page_map(tensors.v, box);
     return maps;

@@ -19,6 +19,7 @@
 namespace fa::plan {
 namespace {
 
+using sm90::kSlabColumns;
 using sm90::kWarpgroupRows;
 
 constexpr int kMaxHeadDim = 256;
@@ -44,6 +45,7 @@ constexpr std::int64_t kManyMergedRows = 16;  // of a tile
 constexpr int kBoxRows = 8;                   // of a box of a page, at least: whole rows of the swizzle
 constexpr int kMostBoxes = 32;                // of a KV tile: a lane copies each
 constexpr std::int64_t kMostBoxRows = 256;
+constexpr int kWideBoxHeadDim = 128;
 
 struct Tile {
   int tile_m, tile_n, stages, q_buffers;
@@ -177,6 +179,18 @@ int usual_split_blocks(const Problem& problem, const Choice& choice) noexcept {
   return choice.splits == 2 || half_empty || many_rows ? choice.splits : 1;
 }
 
+/// Whether copies out of pages may bring all columns of their rows: whole slabs, whose first row is needed.
+bool may_have_wide_boxes(const KernelSpec& spec) {
+  return spec.page_size > 0 && spec.d_qk % kSlabColumns == 0 && spec.d_v % kSlabColumns == 0 &&
+         !spec.variants.left_window;
+}
+
+/// Whether that is faster. Few rows wait for memory.
+bool wide_boxes_pay(const KernelSpec& spec) {
+  return may_have_wide_boxes(spec) && consumers(spec) > 1 && spec.d_qk == kWideBoxHeadDim &&
+         spec.d_v == kWideBoxHeadDim;
+}
+
 /// What the kernel lays its shared memory and its warps out by.
 sm90::ForwardShape shape_of(const KernelSpec& spec) {
   const auto& own = spec.as<Sm90Forward>();
@@ -196,7 +210,8 @@ sm90::ForwardShape shape_of(const KernelSpec& spec) {
           .masked = !spec.variants.mask.empty(),
           .scheduled = own.scheduled || own.own_parts,
           .paired = own.split_blocks == 2,
-          .folds = own.split_keys > 0 && !spec.split};
+          .folds = own.split_keys > 0 && !spec.split,
+          .clears = own.wide_boxes};
 }
 
 /// Whether a step of the product S may add what a score function grows by from key to key.
@@ -255,6 +270,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   own.own_ends = sm90_forward_own_ends(spec);
   own.dynamic = choice.dynamic;
   own.affine_reach = choice.affine_reach;
+  own.wide_boxes = fixed.flag("wide_boxes", wide_boxes_pay(spec));
   if (sm90_forward_has_two_blocks(problem, spec)) spec.min_blocks = 2;
   return spec;
 }
@@ -577,6 +593,10 @@ std::string sm90_forward_refusal(const KernelSpec& spec) {
   if (split_blocks > 1 && sm90::cluster_part_bytes(spec.d_v) > layout.mbarriers - layout.k) {
     return fmt::format("split_blocks = {}: K and V of tile_n = {}, stages = {} take less room than O in float",
                        split_blocks, spec.tile_n, spec.stages);
+  }
+  if (own.wide_boxes && !may_have_wide_boxes(spec)) {
+    return fmt::format("wide_boxes = true: not with page_size = {}, d_qk = {}, d_v = {}, left window = {}",
+                       spec.page_size, spec.d_qk, spec.d_v, spec.variants.left_window);
   }
   if (own.own_ends && !sm90_forward_own_ends(spec)) return "own_ends = true: not of this kernel";
   return {};

@@ -64,6 +64,21 @@ TensorMapSpec page_map(const TensorView& pool, int rows) noexcept {
   return bounded_map(heads, rows);
 }
 
+TensorMapSpec wide_page_map(const TensorView& pool, int rows) noexcept {
+  constexpr std::int64_t kTogether = 8;
+  const std::int64_t slab = kMapRowBytes / static_cast<std::int64_t>(size_of(pool.dtype));
+  const std::int64_t stride = pool.strides[2];
+  const std::int64_t slabs = pool.shape[3] / slab;
+  TensorView first = pool;
+  first.shape[3] = slab;
+  TensorMapSpec map = start_map(first);
+  add_axis(map, kTogether, stride, kTogether);
+  add_axis(map, slabs, slab, static_cast<std::uint32_t>(slabs));
+  add_axis(map, pool.shape[2] / kTogether, kTogether * stride, static_cast<std::uint32_t>(rows / kTogether));
+  add_axis(map, (pool.shape[0] - 1) * heads_a_page(pool) + pool.shape[1], pool.strides[pool.shape[1] > 1 ? 1 : 0], 1);
+  return map;
+}
+
 bool boundable(const TensorView& view) noexcept {
   return view.shape[2] <= 1 || view.strides[2] < kernel::kBoundedStep / static_cast<std::int64_t>(size_of(view.dtype));
 }

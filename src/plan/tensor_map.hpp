@@ -44,6 +44,10 @@ TensorMapSpec bounded_map(const TensorView& view, int rows) noexcept;
 /// The same of a pool [pages, h, page, d], whose axis of heads goes on over the pages.
 TensorMapSpec page_map(const TensorView& pool, int rows) noexcept;
 
+/// [64, 8, d / 64, page / 8, h] of the same, d a multiple of 64, in boxes of all columns of `rows` rows: 8 of them lie
+/// slab by slab.
+TensorMapSpec wide_page_map(const TensorView& pool, int rows) noexcept;
+
 /// Rows of a KV tile of a cache that are copied together: of one page.
 int rows_together(int page_size, int tile_n) noexcept;
 

@@ -92,6 +92,12 @@ FA_DEVICE constexpr int length_keys_of() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_wide_boxes() {
+  if constexpr (requires { Config::kWideBoxes; }) return Config::kWideBoxes;
+  return false;
+}
+
+template <class Config>
 FA_DEVICE constexpr bool wants_own_parts() {
   if constexpr (requires { Config::kOwnParts; }) return Config::kOwnParts;
   return false;
@@ -217,6 +223,8 @@ template <class Config>
 inline constexpr int kLengthKeys = length_keys_of<Config>();  // of a split, at least: its request's length decides
 template <class Config>
 inline constexpr bool kOwnParts = wants_own_parts<Config>();  // and find these without a schedule
+template <class Config>
+inline constexpr bool kWideBoxes = wants_wide_boxes<Config>();  // of pages: all columns of their rows
 template <class Config>
 inline constexpr bool kOverlaps = wants_overlap<Config>();
 template <class Config>

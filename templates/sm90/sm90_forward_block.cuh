@@ -48,6 +48,8 @@ struct ForwardBlock : Traits {
   FA_DEVICE uint32_t q_full(int buffer) const { return k_full(4 * kStages + buffer); }
   FA_DEVICE uint32_t q_empty(int buffer) const { return k_full(4 * kStages + kQBuffers + buffer); }
   FA_DEVICE uint32_t work_full(int buffer) const { return k_full(4 * kStages + 2 * kQBuffers + buffer); }
+  /// Of V whose last rows are cleared before it is full.
+  FA_DEVICE uint32_t v_landed() const { return k_full(4 * kStages + (kDynamic ? 3 : 2) * kQBuffers); }
   FA_DEVICE uint32_t mask_full(int stage) const { return shared + kLayout.mask_mbarriers + 8 * stage; }
   FA_DEVICE uint32_t mask_empty(int stage) const { return mask_full(kMaskBuffers + stage); }
   FA_DEVICE uint32_t dropout_shared() const { return shared + kLayout.seed; }
@@ -72,6 +74,7 @@ struct ForwardBlock : Traits {
       ptx::mbarrier_init(q_empty(i), kReadersOfWork);
       if constexpr (kDynamic) ptx::mbarrier_init(work_full(i), 1);
     }
+    if constexpr (Base::kWideBoxes) ptx::mbarrier_init(v_landed(), 1);
     if constexpr (kDropout) {
       FA_UNROLL
       for (int i = 0; i < kMaskBuffers; ++i) {

@@ -20,6 +20,7 @@ struct ForwardShape {
   bool scheduled;  // blocks take pieces of query tiles
   bool paired;     // two blocks of a cluster have a half of them each
   bool folds;      // a block folds splits of a fixed size, whose softmax is formed alone
+  bool clears;     // rows of V behind the last key are cleared when they have landed
 
   FA_HOST_DEVICE constexpr int consumers() const { return tile_m / kWarpgroupRows; }
 
@@ -44,7 +45,9 @@ struct ForwardShape {
   }
 
   /// Full and empty of each buffer. With a counter work descriptors have another reader, which need not wait for Q.
-  FA_HOST_DEVICE constexpr int mbarriers() const { return 4 * stages + (dynamic ? 3 : 2) * q_buffers; }
+  FA_HOST_DEVICE constexpr int mbarriers() const {
+    return 4 * stages + (dynamic ? 3 : 2) * q_buffers + (clears ? 1 : 0);
+  }
 
   /// Whether what all random bits of a row have in common is kept, and what all of a column of a KV tile have.
   FA_HOST_DEVICE constexpr bool keeps_row_bits() const { return dropout && !pack_gqa; }

@@ -25,7 +25,8 @@ template <class Base>
 struct Sm90ForwardParamsWith {
   TensorMap map_q;  // [d_qk, group, s_q, h_kv, b], a box of tile_m packed rows
   TensorMap map_k;  // [d_qk, s_kv, h_kv, b], a box of tile_n keys; varlen: [d_qk, kBoundedRows, h_kv, ends, wraps];
-                    // pages: the same, of the heads of all pages, a box of rows that divides page and tile
+                    // pages: the same, of the heads of all pages, a box of rows that divides page and tile; in wide
+                    // boxes: [64, 8, d_qk / 64, page / 8, heads of all pages], a box of all columns of so many rows
   TensorMap map_v;  // [d_v, s_kv, h_kv, b], likewise
   TensorMap map_o;  // [d_v, group, s_q, h_kv, b], a box of 16 rows of one query head; varlen: [d_v, kBoundedRows, h_q,
                     // ends, wraps]

@@ -36,7 +36,7 @@ using ForwardParamsOf = typename kernel::Either<kernel::Sm90PlacedForward<kernel
 /// Config is a struct of constants: Element (f16 or bf16), kHeadDimQk, kHeadDimV, kTileM, kTileN, kStages, kQBuffers,
 /// kCausal, kPositiveScale, kTakeTurns, kSoftmaxChunks, kPackGqa, kSplit; optionally kSplitBlocks, kVarlen, kDropout,
 /// kSkipsHidden, kOwnEnds, kDynamic, kAffineProduct, kAffineReach, kExactMax, kPageSize, kScheduled,
-/// kOwnParts (common/switches.cuh) and a Variant (common/variant.cuh).
+/// kOwnParts, kWideBoxes (common/switches.cuh) and a Variant (common/variant.cuh).
 template <class C>
 struct ForwardTraits {
   using Config = C;
@@ -123,7 +123,8 @@ struct ForwardTraits {
                                           .masked = Variant::kMask,
                                           .scheduled = kPostsPieces,
                                           .paired = kSplitBlocks == 2,
-                                          .folds = kFixedSplits && !Config::kSplit};
+                                          .folds = kFixedSplits && !Config::kSplit,
+                                          .clears = kernel::kWideBoxes<Config>};
   static constexpr int kThreads = kShape.threads();
   static constexpr bool kDropoutWarpgroup = kShape.has_dropout_warpgroup();
   static constexpr bool kEmptyWarp = kShape.has_empty_warp();
@@ -206,8 +207,14 @@ struct ForwardTraits {
                 "schedules are of calls over pages, for tiles of few rows");
 
   using QTile = SwizzledTile<kTileM, kHeadDimQk>;
-  using KTile = SwizzledTile<kTileN, kHeadDimQk>;
-  using VTile = SwizzledTile<kTileN, kHeadDimV>;
+  // A copy out of pages brings all columns of its rows. Nothing in its map ends with the last key: what lies behind is
+  // cleared in V, and masked in S.
+  static constexpr bool kWideBoxes = kernel::kWideBoxes<Config>;
+  static_assert(!kWideBoxes || (kPageSize > 0 && !kWindowed), "boxes of pages from their first row");
+  static_assert(!kWideBoxes || (kHeadDimQk % kSlabColumns == 0 && kHeadDimV % kSlabColumns == 0),
+                "no column of a slab lies outside of the map");
+  using KTile = SwizzledTile<kTileN, kHeadDimQk, kWideBoxes>;
+  using VTile = SwizzledTile<kTileN, kHeadDimV, kWideBoxes>;
   using SGemm = ptx::Wgmma<T, kTileN>;
   using OGemm = ptx::Wgmma<T, kHeadDimV>;
   using S = float[kTileN / 2];

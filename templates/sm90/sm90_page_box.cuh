@@ -46,6 +46,29 @@ FA_DEVICE PageBox page_box(const kernel::PagedKeys<kPageSize>& keys, int heads_a
   return {kernel::kBoundedRows - end + row, head, end, kernel::kBoundedRows};
 }
 
+/// A box of all columns of a page: where it begins on the axes of the map [64, 8 rows, d / 64, rows / 8, heads of all
+/// pages].
+struct WideBox {
+  int rows;
+  int head;
+};
+
+/// This lane's of KV tile n, in whole rows of its page. No page, no head: all zeros.
+template <int kTileN, int kBoxRows, int kPageSize>
+FA_DEVICE WideBox wide_box(const kernel::PagedKeys<kPageSize>& keys, int heads_a_page, int kv_head, int n, int page) {
+  const int first = first_of_box<kTileN, kBoxRows>(n);
+  return {keys.row_in_page(first) / 8, keys.has(first, page) ? page * heads_a_page + kv_head : -1};
+}
+
+template <bool kWide, int kTileN, int kBoxRows, int kPageSize>
+FA_DEVICE auto any_box(const kernel::PagedKeys<kPageSize>& keys, int heads_a_page, int kv_head, int n, int page) {
+  if constexpr (kWide) {
+    return wide_box<kTileN, kBoxRows>(keys, heads_a_page, kv_head, n, page);
+  } else {
+    return page_box<kTileN, kBoxRows>(keys, heads_a_page, kv_head, n, page);
+  }
+}
+
 }  // namespace fa::sm90
 
 #endif  // FA_TEMPLATES_SM90_SM90_PAGE_BOX_CUH_

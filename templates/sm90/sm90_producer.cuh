@@ -36,9 +36,10 @@ struct Producer : Schedule<Traits> {
   using Base::kTileN, Base::kStages, Base::kQBuffers, Base::kVarlen, Base::kPaged, Base::kPageSize, Base::kBoxRows,
       Base::kBoxes, Base::kRagged, Base::kLists, Base::kWaves, Base::kDynamic, Base::kPostsPieces, Base::p,
       Base::params, Base::q_shared, Base::k_shared, Base::v_shared, Base::k_full, Base::k_empty, Base::v_full,
-      Base::v_empty, Base::q_full, Base::q_empty, Base::work_full, Base::listed_shared, Base::tiles, Base::rounds,
-      Base::has_tile, Base::first_row_of, Base::query_of_round, Base::query_of, Base::pages_of, Base::for_each_piece,
-      Base::listed, Base::work_of, Base::post, Base::read_work, Base::read_first_key, Base::release;
+      Base::v_empty, Base::v_landed, Base::q_full, Base::q_empty, Base::work_full, Base::listed_shared, Base::tiles,
+      Base::rounds, Base::has_tile, Base::first_row_of, Base::query_of_round, Base::query_of, Base::pages_of,
+      Base::for_each_piece, Base::listed, Base::work_of, Base::post, Base::read_work, Base::read_first_key,
+      Base::release;
 
   FA_DEVICE explicit Producer(const Schedule<Traits>& base) : Schedule<Traits>(base) {}
 
@@ -205,8 +206,13 @@ struct Producer : Schedule<Traits> {
 
   FA_DEVICE void load_k(RingSlot<kStages>& slot, int n, const Query& work, [[maybe_unused]] int& page) const {
     if constexpr (kPaged) {
-      load_boxes<KTile>(k_shared(slot.index), p.map_k, k_empty(slot.index), k_full(slot.index), slot.parity, n, work,
-                        page);
+      if constexpr (Base::kWideBoxes) {
+        load_wide_boxes<KTile, false>(k_shared(slot.index), p.map_k, k_empty(slot.index), k_full(slot.index),
+                                      slot.parity, n, work, page);
+      } else {
+        load_boxes<KTile>(k_shared(slot.index), p.map_k, k_empty(slot.index), k_full(slot.index), slot.parity, n, work,
+                          page);
+      }
       slot.advance();
       return;
     }
@@ -226,8 +232,13 @@ struct Producer : Schedule<Traits> {
 
   FA_DEVICE void load_v(RingSlot<kStages>& slot, int n, const Query& work, [[maybe_unused]] int& page) const {
     if constexpr (kPaged) {
-      load_boxes<VTile>(v_shared(slot.index), p.map_v, v_empty(slot.index), v_full(slot.index), slot.parity, n, work,
-                        page);
+      if constexpr (Base::kWideBoxes) {
+        load_wide_boxes<VTile, true>(v_shared(slot.index), p.map_v, v_empty(slot.index), v_full(slot.index),
+                                     slot.parity, n, work, page);
+      } else {
+        load_boxes<VTile>(v_shared(slot.index), p.map_v, v_empty(slot.index), v_full(slot.index), slot.parity, n, work,
+                          page);
+      }
       slot.advance();
       return;
     }
@@ -280,12 +291,21 @@ struct Producer : Schedule<Traits> {
     return 0;
   }
 
-  /// The same of a box whose page has been asked for: `page`, which becomes that of the next KV tile.
-  FA_DEVICE PageBox box_and_next(int n, const Query& work, int& page) const {
-    if constexpr (!Base::kPagesAhead) return box_of(n, work);
-    const PageBox box = page_box<kTileN, kBoxRows>(keys_of(work), params.paged.heads_a_page, work.kv_head, n, page);
+  /// This lane's box of KV tile n. Where its page has been asked for, that is `page`, which becomes the next KV tile's.
+  template <bool kWide>
+  FA_DEVICE auto box_and_next(int n, const Query& work, int& page) const {
+    const auto keys = keys_of(work);
+    if constexpr (!Base::kPagesAhead) page = page_of_box<kTileN, kBoxRows>(keys, n);
+    const auto box = any_box<kWide, kTileN, kBoxRows>(keys, params.paged.heads_a_page, work.kv_head, n, page);
     page = page_ahead(n - 1, work);
     return box;
+  }
+
+  template <class Tile>
+  FA_DEVICE static void announce_boxes(uint32_t empty, uint32_t full, uint32_t parity, int lane) {
+    ptx::mbarrier_wait(empty, parity ^ 1);  // all have read what was there
+    if (lane == 0) ptx::mbarrier_arrive_expect_tx(full, Tile::kBytes);
+    ptx::sync_warp();  // the barrier expects what the lanes copy
   }
 
   /// KV tile n of K or V, [tile_n, d], out of pages; a whole warp.
@@ -293,10 +313,8 @@ struct Producer : Schedule<Traits> {
   FA_DEVICE void load_boxes(uint32_t tile, const kernel::TensorMap& map, uint32_t empty, uint32_t full, uint32_t parity,
                             int n, const Query& work, int& page) const {
     const int lane = ptx::thread_index() % kWarpSize;
-    const PageBox box = box_and_next(n, work, page);  // while the buffer is in use
-    ptx::mbarrier_wait(empty, parity ^ 1);            // all have read what was there
-    if (lane == 0) ptx::mbarrier_arrive_expect_tx(full, Tile::kBytes);
-    ptx::sync_warp();  // the barrier expects what the lanes copy
+    const auto box = box_and_next<false>(n, work, page);  // while the buffer is in use
+    announce_boxes<Tile>(empty, full, parity, lane);
     if (lane >= kBoxes) return;
     const uint32_t rows = tile + lane * (kBoxRows * Tile::kRowBytes);
     FA_UNROLL
@@ -304,6 +322,43 @@ struct Producer : Schedule<Traits> {
       ptx::tma_load_5d(rows + slab * Tile::kSlabBytes, map, full, kKeyPolicy, slab * kSlabColumns, box.row, box.head,
                        box.end, box.wrap);
     }
+  }
+
+  /// The same in boxes of all columns, whole ones: rows behind the last key come along.
+  template <class Tile, bool kClears>
+  FA_DEVICE void load_wide_boxes(uint32_t tile, const kernel::TensorMap& map, uint32_t empty, uint32_t full,
+                                 uint32_t parity, int n, const Query& work, int& page) const {
+    const int lane = ptx::thread_index() % kWarpSize;
+    const auto box = box_and_next<true>(n, work, page);
+    const int end = work.sequence.s_kv - n * kTileN;  // behind the last key, in the tile
+    const bool clears = kClears && end < kTileN && end % kBoxRows != 0;
+    const uint32_t landed = clears ? v_landed() : full;
+    announce_boxes<Tile>(empty, landed, parity, lane);
+    if (lane < kBoxes) {
+      ptx::tma_load_5d(tile + lane * (kBoxRows * Tile::kStepBytes), map, landed, kKeyPolicy, 0, 0, 0, box.rows,
+                       box.head);
+    }
+    if (kClears && clears) clear_rows<Tile>(tile, end, full);
+  }
+
+  /// Zeros for the rows from `row` to the end of its box, whose P is 0: 0 may not be multiplied with what they hold.
+  /// Then the buffer is full.
+  template <class Tile>
+  FA_DEVICE void clear_rows(uint32_t tile, int row, uint32_t full) const {
+    const int lane = ptx::thread_index() % kWarpSize;
+    ptx::mbarrier_wait(v_landed(), 0);
+    const uint32_t chunk = tile + lane / 8 * Tile::kSlabBytes + lane % 8 * kernel::kChunkBytes;
+    FA_UNROLL_BY(1)
+    for (; row % kBoxRows != 0; ++row) {
+      if (lane < 8 * Tile::kSlabs) {
+        ptx::st_shared_chunk(chunk + row / 8 * (8 * Tile::kStepBytes) + row % 8 * Tile::kRowBytes, {{0, 0, 0, 0}});
+      }
+    }
+    ptx::fence_proxy_async();  // in front of the products
+    ptx::sync_warp();          // all lanes have waited, and written
+    if (lane != 0) return;
+    ptx::mbarrier_arrive(v_landed());  // whose next use is of an even phase again
+    ptx::mbarrier_arrive(full);
   }
 
   FA_DEVICE int row_of_q(const Query& work) const {

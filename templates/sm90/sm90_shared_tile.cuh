@@ -11,13 +11,15 @@ using kernel::ceil_div;
 
 /// A [kRows, kColumns] tile of 16-bit elements in shared memory as the copy engine writes it and wgmma reads it: slabs
 /// of 64 columns, each [kRows][64] with the 16-byte chunks of row r exchanged by xor r % 8 (128-byte swizzle). Tiles
-/// start at multiples of 1024 bytes; columns past kColumns in the last slab are zeros.
-template <int kRows, int kColumns>
+/// start at multiples of 1024 bytes; columns past kColumns in the last slab are zeros. kSideBySide: the slabs of 8 rows
+/// lie behind each other, as a copy of all columns leaves them.
+template <int kRows, int kColumns, bool kSideBySide = false>
 struct SwizzledTile {
   static constexpr int kSlabs = ceil_div(kColumns, kSlabColumns);
   static constexpr int kRowBytes = kSlabRowBytes;
-  static constexpr int kSlabBytes = kRows * kRowBytes;
-  static constexpr int kBytes = kSlabs * kSlabBytes;
+  static constexpr int kSlabBytes = (kSideBySide ? 8 : kRows) * kRowBytes;
+  static constexpr int kStepBytes = kSideBySide ? kSlabs * kRowBytes : kRowBytes;  // 8 rows on it is 8 of them
+  static constexpr int kBytes = kSlabs * kRows * kRowBytes;
   static_assert(kRows % 8 == 0, "the swizzle repeats every 8 rows");
 
   /// Address of a lane's word of the 8x8 matrix that begins with column 8 * chunk of the first row: of row lane / 4.
@@ -28,13 +30,13 @@ struct SwizzledTile {
 
   /// Operand whose K axis runs along the columns: descriptor of 16 columns from 16 * step on, rows from `row` on.
   static FA_DEVICE uint64_t k_major(uint32_t tile, int row, int step) {
-    return descriptor((tile + row * kRowBytes) / 16, (step / 4 * kSlabBytes + step % 4 * 32) / 16, 1);
+    return descriptor((tile + row * kStepBytes) / 16, (step / 4 * kSlabBytes + step % 4 * 32) / 16, 1);
   }
 
   /// Operand whose K axis runs along the rows: rows 16 * step to 16 * step + 15. As B its N axis runs along all
   /// columns; as A its 64 rows are the columns of one slab, so that `tile` is the address of that slab.
   static FA_DEVICE uint64_t mn_major(uint32_t tile, int step) {
-    return descriptor(tile / 16, step * 16 * kRowBytes / 16, kSlabBytes / 16);
+    return descriptor(tile / 16, step * 16 * kStepBytes / 16, kSlabBytes / 16);
   }
 
  private:
@@ -44,7 +46,7 @@ struct SwizzledTile {
   static FA_DEVICE uint64_t descriptor(uint32_t tile, uint32_t step, uint32_t leading) {
     constexpr uint32_t kSwizzle128 = 1u << 30;
     const uint32_t low = (tile | leading << 16) + step;
-    return static_cast<uint64_t>(1024 / 16 | kSwizzle128) << 32 | low;
+    return static_cast<uint64_t>(8 * kStepBytes / 16 | kSwizzle128) << 32 | low;
   }
 };
 

@@ -13,6 +13,7 @@
 #include "plan/call_plan.hpp"
 #include "plan/catalogue.hpp"
 #include "plan/schedule.hpp"
+#include "plan/tensor_map.hpp"
 #include "reference/geometry.hpp"
 
 namespace emulator {
@@ -72,8 +73,7 @@ class Call {
     const bool stored = size_of(tensor.view().dtype) == 1 || &tensor == &data_.k_scale || &tensor == &data_.v_scale;
     const Placed t = place_input(memory, name, tensor, run_.pool, spec_.aligned || stored);
     for_each_row(t.b, t.h, run_.trust ? t.s : 0, [&](std::int64_t page, std::int64_t h, std::int64_t row) {
-      const bool needed = data_.needed[static_cast<std::size_t>(page * data_.page_rows + row)];
-      if (!needed) memory.set_flags(t.row(page, h, row), t.row_bytes, 0);
+      if (!read(page, row)) memory.set_flags(t.row(page, h, row), t.row_bytes, 0);
     });
     return view_of(t, tensor);
   }
@@ -127,6 +127,15 @@ class Call {
       const std::int32_t entry = data_.table[i];
       if (entry < 0 || entry >= pages) memory.set_flags(args.paged.table + i, sizeof entry, 0);
     }
+  }
+
+  /// Whether row `row` of a page may be: where some row of q needs it, or boxes of whole rows one beside it.
+  bool read(std::int64_t page, std::int64_t row) const {
+    const auto* const hopper = std::get_if<fa::plan::Sm90Forward>(&spec_.own);
+    const bool wide = hopper != nullptr && hopper->wide_boxes;
+    const std::int64_t box = wide ? fa::plan::rows_together(spec_.page_size, spec_.tile_n) : 1;
+    const auto first = data_.needed.begin() + page * data_.page_rows + row / box * box;
+    return std::find(first, first + box, true) != first + box;
   }
 
   const KernelSpec& spec_;

@@ -43,8 +43,9 @@ enum Flag : unsigned {
   kSplit = 131072,     // blocks have equal parts of each request
   kCluster = 262144,   // of four blocks, which merge them
   kMulticast = 524288,
-  kConverts = 1048576,  // of a compute capability that converts e4m3
-  kDynamic = 2097152,   // query tiles come from a counter
+  kConverts = 1048576,   // of a compute capability that converts e4m3
+  kDynamic = 2097152,    // query tiles come from a counter
+  kWideBoxes = 4194304,  // of all columns of a page's rows
 };
 
 struct Shape {
@@ -148,7 +149,15 @@ constexpr Shape kShapes[] = {
     {64, DType::f16, 64, 64, 256, 20, 48, 3, kCausal, "", 2},
     {256, DType::bf16, 128, 64, 64, 8, 64, 2, kPacked | kCausal | kPackGqa, "", 1},
     {40, DType::f16, 72, 40, 128, 12, 32, 2, 0, "", 2},
+    {8, DType::bf16, 64, 128, 128, 12, 48, 2, kPacked | kCausal | kWideBoxes, "", 2},
+    {16, DType::f16, 128, 64, 192, 16, 80, 2, kCausal | kDynamic | kWideBoxes, "", 2},
+    {40, DType::bf16, 64, 64, 128, 12, 80, 2, kPacked | kWideBoxes, "", 2},
+    {64, DType::f16, 64, 256, 128, 12, 64, 2, kCausal | kWideBoxes, "", 1},
+    {16, DType::bf16, 128, 128, 64, 8, 32, 2, kPacked | kCausal | kPackGqa | kOwnParts | kTwoBlocks | kWideBoxes, "",
+     1},
+    {64, DType::f16, 128, 64, 64, 8, 32, 2, kCausal | kPackGqa | kSplit | kWideBoxes, "", 1},
     {16, DType::bf16, 64, 64, 128, 12, 48, 2, kPacked | kCausal, "softcap_bias", 2},
+    {24, DType::bf16, 192, 128, 128, 12, 48, 2, kPacked | kCausal | kWideBoxes, "softcap_bias", 1},
     {16, DType::f16, 64, 64, 64, 8, 32, 2, kCausal | kPackGqa, "window_sink", 1},
     {8, DType::bf16, 64, 64, 128, 12, 64, 2, kPacked, "window", 2},
     {8, DType::f16, 64, 64, 128, 12, 32, 2, kPacked | kCausal, "by_head", 2},
@@ -220,6 +229,7 @@ void take_sm90(KernelSpec& spec, const Shape& shape) {
   own.scheduled = shape.has(kScheduled);
   own.own_parts = shape.has(kOwnParts);
   own.dynamic = shape.has(kDynamic);
+  own.wide_boxes = shape.has(kWideBoxes);
   own.q_buffers = shape.q_buffers;
   own.exact_max = (own.scheduled || own.own_parts || spec.split) && *shape.choice == '\0' && shape.d_v != 128;
   own.split_blocks = shape.has(kCluster) ? 4 : 1;
@@ -325,6 +335,10 @@ KernelSpec sm90_paged_dynamic() {
   return to_kernel({8, DType::bf16, 64, 64, 64, 8, 32, 2, kPacked | kCausal | kDynamic, "", 2}).spec;
 }
 
+KernelSpec sm90_wide_boxes() {
+  return to_kernel({16, DType::bf16, 64, 128, 128, 12, 48, 2, kPacked | kCausal | kWideBoxes, "", 2}).spec;
+}
+
 KernelSpec sm90_paged_own_ends() {
   const auto found = std::ranges::find_if(paged_kernels(), [](const PagedKernel& kernel) {
     const auto* const own = std::get_if<fa::plan::Sm90Forward>(&kernel.spec.own);
@@ -421,7 +435,7 @@ KernelSpec sm80_scheduled_early() {
 }
 
 std::vector<KernelSpec> all_paged_specs() {
-  std::vector<KernelSpec> specs{sm80_paged(), sm90_paged(), sm90_paged_dynamic()};
+  std::vector<KernelSpec> specs{sm80_paged(), sm90_paged(), sm90_paged_dynamic(), sm90_wide_boxes()};
   for (const PagedKernel& kernel : paged_kernels()) specs.push_back(kernel.spec);
   specs.push_back(sm80_scheduled());
   specs.push_back(sm80_own_parts());

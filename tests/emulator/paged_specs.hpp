@@ -62,6 +62,8 @@ fa::plan::KernelSpec sm90_wide_multicast();
 /// One of the Hopper forward with tiles of 64 rows and 32 keys, likewise.
 fa::plan::KernelSpec sm90_paged();
 fa::plan::KernelSpec sm90_paged_dynamic();
+/// With boxes of all columns, two slabs of V, and tiles of 128 rows and 48 keys in pages of 16.
+fa::plan::KernelSpec sm90_wide_boxes();
 /// Hopper forward over pages whose causal tiles end with the last row.
 fa::plan::KernelSpec sm90_paged_own_ends();
 

@@ -77,6 +77,7 @@ constexpr Field kFields[] = {
     field<&Sm90Forward::length_keys>("length_keys")
         .when_above_0()
         .as("kLengthKeys", "at least of a split: as many as a request's length has"),
+    field<&Sm90Forward::wide_boxes>("wide_boxes").when_set().as("kWideBoxes").open("Copies of all columns of pages"),
     field<&Sm90Forward::evict_first>("evict_first")
         .when_set()
         .as("kEvictFirst", "from the L2 cache: K and V")

@@ -18,6 +18,7 @@ struct Sm90Forward {
   bool exact_max = false;       ///< P is relative to the exact maximum of a row's scores
   bool scheduled = false;       ///< over pages: thread blocks take their parts of a schedule
   bool own_parts = false;       ///< likewise, without a schedule: each block finds its part by itself
+  bool wide_boxes = false;      ///< over pages: a copy brings all columns of its rows, not 64
   bool evict_first = false;     ///< K and V are the first to leave the L2 cache
   int split_blocks = 1;         ///< blocks of a cluster, which share the keys of a query tile and merge what they have
   int length_keys = 0;          ///< splits follow from a request's length, of so many keys at least; 0: from the call

@@ -173,10 +173,82 @@ std::vector<Mutation> counter() {
                                         {global_uninitialised}}});
 }
 
+/// Boxes of all columns, and what is cleared behind the last key.
+std::vector<Mutation> wide_boxes() {
+  using enum FaultKind;
+  return joined(
+      {in("sm90/sm90_producer.cuh",
+          {{"hopper_values_behind_the_last_key_not_cleared",
+            "const bool clears = kClears && end < kTileN && end % kBoxRows != 0;",
+            "const bool clears = false;",
+            sm90_wide_boxes(),
+            {}},
+           {"hopper_first_value_behind_the_last_key_not_cleared",
+            "for (; row % kBoxRows != 0; ++row) {",
+            "for (++row; row % kBoxRows != 0; ++row) {",
+            sm90_wide_boxes(),
+            {}},
+           {"hopper_values_cleared_in_the_first_slab",
+            "if (lane < 8 * Tile::kSlabs) {",
+            "if (lane < 8) {",
+            sm90_wide_boxes(),
+            {}},
+           {"hopper_values_cleared_in_rows_of_a_plain_tile",
+            "row / 8 * (8 * Tile::kStepBytes) + row % 8 * Tile::kRowBytes",
+            "row * Tile::kRowBytes",
+            sm90_wide_boxes(),
+            {shared_race}},
+           {"hopper_values_cleared_before_they_have_landed",
+            "ptx::mbarrier_wait(v_landed(), 0);",
+            "",
+            sm90_wide_boxes(),
+            {shared_race, shared_in_flight}},
+           {"hopper_values_are_full_before_they_are_cleared",
+            "const uint32_t landed = clears ? v_landed() : full;",
+            "const uint32_t landed = full;",
+            sm90_wide_boxes(),
+            {shared_race, shared_in_flight, barrier_misuse, deadlock}},
+           {"hopper_values_cleared_without_a_fence",
+            "ptx::fence_proxy_async();  // in front of the products",
+            "",
+            sm90_wide_boxes(),
+            {unfenced}},
+           {"hopper_values_full_before_all_lanes_have_cleared",
+            "ptx::sync_warp();          // all lanes have waited, and written",
+            "",
+            sm90_wide_boxes(),
+            {shared_race}},
+           {"hopper_landed_barrier_left_in_an_odd_phase",
+            "ptx::mbarrier_arrive(v_landed());",
+            "",
+            changed(sm90_wide_boxes(), [](KernelSpec& spec) { spec.as<fa::plan::Sm90Forward>().dynamic = true; }),
+            {deadlock, shared_race, shared_in_flight, barrier_misuse}},
+           {"hopper_boxes_of_all_columns_a_slab_apart",
+            "tile + lane * (kBoxRows * Tile::kStepBytes), map, landed",
+            "tile + lane * (kBoxRows * Tile::kRowBytes), map, landed",
+            sm90_wide_boxes(),
+            {shared_race, shared_in_flight, shared_uninitialised}}}),
+       in("sm90/sm90_page_box.cuh", {{"hopper_box_of_all_columns_not_in_whole_rows",
+                                      "return {keys.row_in_page(first) / 8,",
+                                      "return {keys.row_in_page(first),",
+                                      changed(sm90_wide_boxes(), [](KernelSpec& spec) { spec.page_size = 64; }),
+                                      {}}}),
+       in("sm90/sm90_shared_tile.cuh", {{"slabs_side_by_side_a_plain_slab_apart",
+                                         "(kSideBySide ? 8 : kRows) * kRowBytes",
+                                         "kRows * kRowBytes",
+                                         sm90_wide_boxes(),
+                                         {shared_uninitialised, shared_in_flight, shared_race}},
+                                        {"slabs_side_by_side_in_rows_of_a_plain_tile",
+                                         "kSideBySide ? kSlabs * kRowBytes : kRowBytes;",
+                                         "kRowBytes;",
+                                         sm90_wide_boxes(),
+                                         {shared_race, shared_in_flight, shared_uninitialised}}})});
+}
+
 }  // namespace
 
 std::vector<Mutation> sm90_producer_mutations() {
-  return joined({boxes(), producer(), work_barriers(), counter()});
+  return joined({boxes(), producer(), work_barriers(), counter(), wide_boxes()});
 }
 
 }  // namespace emulator

@@ -137,9 +137,11 @@ TEST(InvariantPlans, OfABatchOverPagesSplitRequestsByTheirLengths) {
           const std::int64_t most = spec.split ? std::clamp<std::int64_t>(s_kv / kLengthKeys, 2, 16) : 1;
           EXPECT_EQ(choice.splits, most);
           EXPECT_EQ(choice.split_blocks, 1);
-          // What changes no bit: where tiles are taken from, and what is skipped of those on the diagonal.
+          // What changes no bit: where tiles are taken from, how they are copied, and what is skipped of those on the
+          // diagonal.
           auto& own = std::get<Sm90Forward>(spec.own);
           own.dynamic = own.skips_hidden = own.own_ends = own.take_turns = false;
+          own.wide_boxes = false;
           own.softmax_chunks = 1;
           spec.page_size = 0;
           spec.bounded = false;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <fa/error.hpp>
 #include <fa/paged.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -437,6 +438,39 @@ TEST(Sm90ForwardPlan, TheCopyEngineBringsWholeBoxesOfPages) {
 }
 
 /// Of few rows over pages blocks share the keys.
+TEST(Sm90ForwardPlan, PrefillsOverPagesCopyAllColumns) {
+  const auto is_wide = [](const Problem& problem) {
+    return plan_forward(problem, {}).kernel.as<Sm90Forward>().wide_boxes;
+  };
+  for (const int d : {64, 96, 128, 192, 256}) {
+    for (const int page_size : {8, 16, 40, 64}) {
+      Problem problem = problem_of(d, d, true, 4096);
+      problem.page_size = page_size;
+      EXPECT_EQ(is_wide(problem), d == 128) << d << ", " << page_size;
+      EXPECT_EQ(refuses(problem, {{"wide_boxes", 1}}, "wide_boxes = true"), d == 96);
+    }
+  }
+  Problem problem = problem_of(128, 128, true, 4096);
+  EXPECT_FALSE(is_wide(problem));
+  problem.page_size = static_cast<int>(kContiguous);
+  EXPECT_FALSE(is_wide(problem));
+  problem.page_size = 16;
+  problem.s_q = 1;
+  EXPECT_FALSE(is_wide(problem));
+  EXPECT_TRUE(plan_forward(problem, {{"wide_boxes", 1}}).kernel.as<Sm90Forward>().wide_boxes);
+  problem.s_q = 4096;
+  EXPECT_FALSE(plan_forward(problem, {{"wide_boxes", 0}}).kernel.as<Sm90Forward>().wide_boxes);
+  Variants variants;
+  problem.variants = &variants;
+  variants.left_window = true;
+  problem.window_left = 100;
+  EXPECT_FALSE(is_wide(problem)) << "whose first key may be amid a box";
+  EXPECT_TRUE(refuses(problem, {{"wide_boxes", 1}}, "wide_boxes = true"));
+  problem.variants = nullptr;
+  problem.d_qk = 72;
+  EXPECT_TRUE(refuses(problem, {{"wide_boxes", 1}}, "wide_boxes = true"));
+}
+
 TEST(Sm90ForwardPlan, FewRowsOverPagesTakeParts) {
   const Fixed sm90{Family::sm90};
   Problem pages = problem_of(128, 128, true, 8192);
@@ -553,6 +587,24 @@ TEST(Sm90ForwardMaps, PagesAreWholeHeadsApart) {
   pool.strides[0] = 16 * 128;
   pool.shape[0] = std::int64_t{1} << 31;
   EXPECT_EQ(heads_a_page(pool), 0);
+}
+
+/// Rows by eights, whose slabs of columns lie behind each other in a box.
+TEST(Sm90ForwardMaps, BoxesOfAllColumnsHaveSlabsOfEightRows) {
+  std::vector<std::byte> memory(64);
+  TensorView pool;
+  pool.data = memory.data();
+  pool.dtype = DType::bf16;
+  pool.rank = 4;
+  pool.shape = {100, 8, 64, 128};
+  pool.strides = {64 * 8 * 128, 128, 8 * 128, 1};  // [pages, page, h_kv, d]
+  const TensorMapSpec map = wide_page_map(pool, 16);
+  ASSERT_EQ(map.rank, 5);
+  const std::uint64_t sizes[] = {64, 8, 2, 8, 99 * 64 * 8 + 8}, strides[] = {2048, 128, 8 * 2048, 256};
+  const std::uint32_t box[] = {64, 8, 2, 2, 1};
+  EXPECT_TRUE(std::ranges::equal(sizes, std::span(map.sizes).first(5)));
+  EXPECT_TRUE(std::ranges::equal(strides, std::span(map.strides).first(4)));
+  EXPECT_TRUE(std::ranges::equal(box, std::span(map.box).first(5)));
 }
 
 TEST(ForwardStarts, AreEarlyWhereAllThreadsWait) {

@@ -331,7 +331,7 @@ void add_parts(const char* arch, Families& all) {
 void add_hopper_fields(Families& all) {
   const std::string name = "sm_90a";
   plan::Problem problem = decode_of(problem_of("sm_90a", DType::bf16, 128, 128, true), 64);
-  for (const char* const text : {"own_parts=1", "split_blocks=4 splits=4"}) {
+  for (const char* const text : {"own_parts=1", "split_blocks=4 splits=4", "wide_boxes=1"}) {
     for (const std::int64_t b : {1, 64}) {
       problem.b = b;
       all.forward(name, problem, false, {"sm90", text});
