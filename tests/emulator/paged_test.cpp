@@ -56,8 +56,10 @@ PagedCase make_case(const PagedKernel& kernel, std::size_t batch) {
       {37, 80, 5, 0, 64, 3}, {2 * page, 90, 1, page + 1, 33}, {1, 100, 47, 96}};
   const std::vector<std::int32_t> rows[kBatches] = {{37, 20, 1, 1, 4, 5}, {1, 45, 1, 0, 3}, {1, 1, 1, 1}};
   c.keys = keys[batch];
-  c.rows = spec.varlen ? rows[batch]
-                       : std::vector<std::int32_t>(c.keys.size(), std::array<std::int32_t, kBatches>{1, 35, 4}[batch]);
+  const std::int32_t chunk = spec.own_parts() && spec.tile_m == 8 ? 20 : 35;  // blocks find parts of 32 query tiles
+  c.rows = spec.varlen
+               ? rows[batch]
+               : std::vector<std::int32_t>(c.keys.size(), std::array<std::int32_t, kBatches>{1, chunk, 4}[batch]);
   if (kernel.spec.kernel().tensor_maps) return c;  // the copy engine has no first positions
   if (batch == 1) c.begin = {page, 41, 0, 1, 33};
   if (batch == 2) c.begin = {0, 7, 32, 95};
