@@ -126,51 +126,65 @@ struct WideForward : WideBlock<Config> {
   template <int kHalf>
   FA_DEVICE void attend(Stream& at, int count, int end) const {
     int i = count + kHalf;  // the first one of its own
-    S s;
-    if (kHalf == 0 && i < end) {
-      issue_scores(s, i);
-      await_scores<kHalf, 0>(s, i, at.lane);
-    }
-    FA_UNROLL_BY(1)
-    for (; i < end; i += 2) {
-      P own;
-      if constexpr (kHalf == 0) {
-        const bool rises = make_probabilities<kHalf>(at, s, own);
-        if (rises) multiply(at.o, at.softmax.factor);
-      } else {
+    if constexpr (kHalf == 0 && kQueuesScores) {
+      S s;
+      if (i < end) {
         issue_scores(s, i);
-        P other;
-        receive<kHalf>(at, other);
-        issue_output<kHalf>(at, other, i - 1);
-        await_scores<kHalf, kOutputParts>(s, i, at.lane);
-        const bool rises = make_probabilities<kHalf>(at, s, own);
-        await_output<kHalf>(at, i - 1);
-        if (rises) multiply(at.o, at.softmax.factor);
+        await_scores<kHalf, 0>(s, i, at.lane);
       }
-      issue_output<kHalf>(at, own, i);
-      await_output<kHalf>(at, i);
-      if (kHalf == 0 && i + 2 < end) multiply_and_score<kHalf>(at, s, i + 1);
+      FA_UNROLL_BY(1)
+      for (; i < end; i += 2) {
+        multiply_own<kHalf>(at, s, i);
+        if (i + 2 < end) multiply_and_score<kHalf>(at, s, i + 1);
+      }
+    } else {
+      FA_UNROLL_BY(1)
+      for (; i < end; i += 2) {
+        S s;
+        if constexpr (kHalf == 0) {
+          if (i > count) multiply_other<kHalf>(at, i - 1);
+          issue_scores(s, i);
+          await_scores<kHalf, 0>(s, i, at.lane);
+          multiply_own<kHalf>(at, s, i);
+        } else {
+          P own, other;
+          issue_scores(s, i);
+          receive<kHalf>(at, other);
+          issue_output<kHalf>(at, other, i - 1);
+          await_scores<kHalf, kOutputParts>(s, i, at.lane);
+          const bool rises = make_probabilities<kHalf>(at, s, own);
+          await_output<kHalf>(at, i - 1);
+          if (rises) multiply(at.o, at.softmax.factor);
+          issue_output<kHalf>(at, own, i);
+          await_output<kHalf>(at, i);
+        }
+      }
     }
     if (i == end && count < end) multiply_other<kHalf>(at, i - 1);  // the last tile is the other's
     ptx::sync_warp();                                               // all lanes have read what was sent
     release(query_read(), at.lane);                                 // and the warp's scores are complete
   }
 
-  /// O += P V of tile number i of the other consumer, and the scores of the tile behind it: with kQueuesScores their
-  /// first slabs wait behind the product in the tensor cores' queue.
+  /// P of the scores of tile number i, which the other consumer gets too, and O += P V.
+  template <int kHalf>
+  FA_DEVICE void multiply_own(Stream& at, S& s, int i) const {
+    P own;
+    const bool rises = make_probabilities<kHalf>(at, s, own);
+    if (rises) multiply(at.o, at.softmax.factor);
+    issue_output<kHalf>(at, own, i);
+    await_output<kHalf>(at, i);
+  }
+
+  /// O += P V of tile number i of the other consumer. The next scores' first slabs wait behind the product in the
+  /// tensor cores' queue.
   template <int kHalf>
   FA_DEVICE void multiply_and_score(Stream& at, S& s, int i) const {
     P other;
     receive<kHalf>(at, other);
     issue_output<kHalf>(at, other, i);
-    if constexpr (kQueuesScores) {
-      issue_first_scores(s, i + 1);
-      await_parts<kHalf, 0, 1>(i, at.lane);
-      ptx::wgmma_tie(at.o);
-    } else {
-      await_output<kHalf>(at, i);
-      issue_first_scores(s, i + 1);
-    }
+    issue_first_scores(s, i + 1);
+    await_parts<kHalf, 0, 1>(i, at.lane);
+    ptx::wgmma_tie(at.o);
     issue_last_scores(s, i + 1);
     await_scores<kHalf, 0>(s, i + 1, at.lane);
   }

@@ -61,8 +61,8 @@ struct WideTraits {
   static constexpr bool kMulticast = kernel::kMulticast<Config>;
   static constexpr int kClusterBlocks = kMulticast ? 2 : 1;
   static constexpr bool kMergesInCluster = false, kInCluster = kMulticast;
-  // Where products limit: the first consumer's next scores begin without a gap.
-  static constexpr bool kQueuesScores = kMulticast;
+  // Where products limit: the first consumer's next scores begin without a gap. With these variants ptxas would spill.
+  static constexpr bool kQueuesScores = kMulticast && !Variant::kScore && !Variant::kLeftWindow;
   static constexpr bool kValueInKey = kernel::kValueInKey<Config>;
   static constexpr bool kWindowed = Variant::kLeftWindow || Variant::kChunked;
   static constexpr bool kWaves = kRagged && !kernel::kBounded<Config>;
