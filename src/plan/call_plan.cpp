@@ -185,12 +185,14 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
   Step* const step = call.step(Role::attention);
   const int alone = most_shared_bytes(attention);
   const bool few = step != nullptr && grid.grid <= facts.multiprocessors && alone >= sm90::kMoreThanHalf;
-  if (few && (attention.split_keys() > 0 || attention.own_parts())) step->shared = alone;
+  const bool reads_alone = attention.split_keys() > 0 || attention.own_parts() || attention.whole_tiles();
+  if (few && reads_alone) step->shared = alone;
   if (choice.leaves_splits()) {
     if (few && kernel::merges_few_rows(params)) {
       step->shared = alone;
-      params.alone = 1;
+      params.merge.beside_lone = true;
     }
+    params.merge.some_whole = attention.whole_tiles() && problem.paged();
     const std::int64_t rows = std::int64_t{params.b} * params.h_q * params.s_q;
     const KernelSpec& combine = kernels[Role::combine];
     const std::int64_t warps = rows * kernel::combine_warps(combine.d_v, combine.accumulate);

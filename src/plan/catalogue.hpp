@@ -88,6 +88,8 @@ struct ForwardFamily {
   const char* (*obstacle)(const Problem&) noexcept = nullptr;
   /// Lets blocks form clusters, where that is faster; nullptr: never.
   void (*form_clusters)(const Problem&, const Fixed&, Choice&) noexcept = nullptr;
+  /// Whether blocks take query tiles whole, whose splits follow from a length. It changes no bit.
+  bool (*takes_whole)(const Problem&, const Choice&) noexcept = nullptr;
   /// Whether the query heads that `choice` packs fill its tiles; nullptr: always.
   bool (*packs)(const Problem&, const Fixed&, const Choice&) noexcept = nullptr;
   /// Keys out of an affine score function's reach may be left out; nullptr: never.

@@ -236,6 +236,7 @@ ForwardGrid forward_params(const Problem& problem, const ForwardTensors& tensors
     return launch;
   }
   if (shares && !in_tiles) launch.tiles *= sharing;
+  if (spec.whole_tiles() && !problem.paged()) launch.tiles /= params.splits;
   const bool stays = persistent && spec.cluster() == 1;  // those of a cluster end together, with their tile
   launch.grid = stays || spec.bounded ? std::min<std::int64_t>(launch.tiles, blocks) : launch.tiles;
   const bool in_rounds = spec.split && spec.length_keys() > 0;  // splits are alike

@@ -78,6 +78,10 @@ int KernelSpec::length_keys() const noexcept {
       own);
 }
 
+bool KernelSpec::whole_tiles() const noexcept {
+  return is<Sm90Forward>() && as<Sm90Forward>().whole_tiles;
+}
+
 bool KernelSpec::scheduled() const noexcept {
   return std::visit(
       [](const auto& which) {

@@ -151,6 +151,7 @@ struct KernelSpec : SpecHead {
   int split_keys() const noexcept;
   /// Keys of a split, at least, where splits follow from a request's length and from nothing else of the call; 0: not.
   int length_keys() const noexcept;
+  bool whole_tiles() const noexcept;  ///< a block folds all such splits of a query tile, where it takes that whole
   bool ordered_dq() const noexcept;
   bool in_turns() const noexcept;  ///< blocks that share a key tile add to one dK and dV
   /// Of the main kernel of a backward: whether it adds to dQ's accumulator, and whether it sums dK or dV.

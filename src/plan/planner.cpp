@@ -221,7 +221,11 @@ bool shares_by_schedule(const Problem& problem, const Fixed& fixed, const Choice
 
 Choice choose(const Problem& problem, const Fixed& fixed) noexcept {
   if (problem.bits_of() != Facts::request) return choose_by(problem, fixed, problem.b);
-  return choose_by(alone(problem, problem), fixed, problem.splits_by_length() ? problem.b : 1);
+  Choice choice = choose_by(alone(problem, problem), fixed, problem.splits_by_length() ? problem.b : 1);
+  const auto takes_whole = forward_family(choice.family).takes_whole;
+  choice.whole_tiles = takes_whole != nullptr && takes_whole(problem, choice);
+  choice.all_whole = choice.whole_tiles && !problem.paged();
+  return choice;
 }
 
 Problem alone(const RequestFacts& request, const DeviceFacts& device) noexcept {
@@ -312,6 +316,7 @@ ForwardPlan plan_forward(const Problem& of_call, const Fixed& fixed) {
   plan.kernel = specs.front();
   plan.alternatives.assign(specs.begin() + 1, specs.end());
   plan.combine = combine_spec(problem, problem);
+  plan.combine.as<ForwardCombine>().folds = plan.kernel.length_keys() > 0;
   plan.norms = row_norms_spec(plan.kernel);
   if (problem.statistics.summed_heads() != ColumnSums::none) plan.sums = column_sums_spec(problem);
   if (problem.statistics.top_keys != 0) plan.top_keys = top_keys_spec(problem);

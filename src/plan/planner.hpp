@@ -31,6 +31,8 @@ struct Choice {
   int few_rows = 0;  ///< sm80: a head has at most 32 (1, above head dim 256) or 16 (2), where that counts; 3: few
                      ///< heads; over fewer bits 4 more: 8, and 8 more: many keys; sm90_fp8: 1: splits of at most 64
   bool shares_splits = false;  ///< with a fixed split size: thread blocks share the splits of a query tile
+  bool whole_tiles = false;    ///< sm90: a block folds all splits of the query tiles that it takes whole
+  bool all_whole = false;      ///< likewise, which are all, and no kernel merges them
   bool multicast = false;      ///< sm90_wide: the two blocks of a cluster copy keys for each other
   Family family = Family::sm80;
   int splits = 1;        ///< of the keys; a launch parameter, of which the kernel only knows whether it is 1
@@ -38,15 +40,15 @@ struct Choice {
   static constexpr int kMaxSplitBlocks = 16;
 
   /// Whether another kernel merges the splits.
-  bool leaves_splits() const noexcept { return splits > 1 && split_blocks == 1; }
+  bool leaves_splits() const noexcept { return splits > 1 && split_blocks == 1 && !all_whole; }
 
   /// Dense, below kSlots. A field of one family has the place of another's: of sm80's in the last line but one, and in
   /// the last, of splits of few rows, of what belongs to many.
   int slot() const noexcept {
     return (aligned ? 1 : 0) | (short_query ? 2 : 0) | (pack_gqa ? 4 : 0) | (splits > 1 ? 8 : 0) |
            (many_diagonals ? 16 : 0) | (dynamic ? 32 : 0) | (many_rows ? 64 : 0) | (long_rows ? 128 : 0) |
-           (exact_max ? 256 : 0) | (affine_reach ? 512 : 0) | (scheduled ? 1024 : 0) | (shares_splits ? 2048 : 0) |
-           index_of(family) * 4096 | few_rows * 64 | (own_parts || multicast ? 16 : 0) |
+           (exact_max ? 256 : 0) | (affine_reach || whole_tiles ? 512 : 0) | (scheduled ? 1024 : 0) |
+           (shares_splits ? 2048 : 0) | index_of(family) * 4096 | few_rows * 64 | (own_parts || multicast ? 16 : 0) |
            (std::bit_width(static_cast<unsigned>(split_blocks)) - 1) * 32;
   }
   static constexpr int kSlots = kFamilies * 4096;

@@ -40,6 +40,7 @@ constexpr int kRegistersOfTwoBlocks = 160;  // of fragments, a thread
 constexpr int kThreadsWithFew = 512;        // of a multiprocessor, from which on they do
 constexpr std::int64_t kFewestSplitsOfARequest = 8;
 constexpr std::size_t kMaxSpecs = 4;
+constexpr std::int64_t kBeginsASplit = 4;     // tiles or splits that begin in the time of a split, about
 constexpr int kMostClusterHeadDim = 128;      // up to which it was measured
 constexpr std::int64_t kManyMergedRows = 16;  // of a tile
 constexpr int kBoxRows = 8;                   // of a box of a page, at least: whole rows of the swizzle
@@ -211,7 +212,8 @@ sm90::ForwardShape shape_of(const KernelSpec& spec) {
           .scheduled = own.scheduled || own.own_parts,
           .paired = own.split_blocks == 2,
           .folds = own.split_keys > 0 && !spec.split,
-          .clears = own.wide_boxes};
+          .clears = own.wide_boxes,
+          .whole_tiles = own.whole_tiles};
 }
 
 /// Whether a step of the product S may add what a score function grows by from key to key.
@@ -267,6 +269,7 @@ KernelSpec with_tile(const Problem& problem, const Tile& tile, const Fixed& fixe
   spec.pack_gqa = choice.pack_gqa;
   spec.split = choice.splits > 1 || choice.shares_splits;
   own.split_blocks = choice.split_blocks;
+  own.whole_tiles = choice.whole_tiles;
   own.own_ends = sm90_forward_own_ends(spec);
   own.dynamic = choice.dynamic;
   own.affine_reach = choice.affine_reach;
@@ -413,6 +416,22 @@ void sm90_forward_form_clusters(const Problem& problem, const Fixed& fixed, Choi
   choice.split_blocks =
       static_cast<int>(std::bit_floor(static_cast<unsigned>(std::min(blocks, Choice::kMaxSplitBlocks))));
   choice.splits = choice.split_blocks;
+}
+
+bool sm90_forward_takes_whole(const Problem& problem, const Choice& choice) noexcept {
+  if (problem.invariance != Invariance::batch || problem.fixed_rows() || !choice.leaves_splits()) return false;
+  if (!choice.short_query || problem.dropout || problem.accumulate || problem.bounded) return false;
+  if (problem.variants != nullptr && !keeps_scores(*problem.variants)) return false;
+  const int d = std::max(problem.d_qk, problem.d_v);
+  const std::int64_t rows = choice.pack_gqa ? problem.s_q * (problem.h_q / problem.h_kv) : problem.s_q;
+  if (d > kMostClusterHeadDim || rows > sm90::kFoldedRows) return false;
+  const std::int64_t tiles = problem.b * (choice.pack_gqa ? problem.h_kv : problem.h_q);
+  const std::int64_t blocks = (d > 64 ? 2 : 1) * kHopperMultiprocessors;
+  // By the splits of the block that has most of them, and what begins a tile or a split.
+  const auto cost = [&](std::int64_t items, std::int64_t splits) {
+    return (items + blocks - 1) / blocks * (kBeginsASplit * splits + 1);
+  };
+  return cost(tiles, choice.splits) <= cost(tiles * choice.splits, 1);
 }
 
 bool sm90_forward_long_rows(const Problem& problem) noexcept {

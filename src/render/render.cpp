@@ -455,7 +455,8 @@ Source render(const plan::KernelSpec& spec, const TemplateSet& from) {
   Source source;
   source.kernel_name = kernel_name(spec);
   source.target = to_string(spec.arch);
-  source.fuses = spec.split_keys() == 0 && spec.length_keys() == 0;
+  const bool folds = spec.is<plan::ForwardCombine>() && spec.as<plan::ForwardCombine>().folds;
+  source.fuses = spec.split_keys() == 0 && spec.length_keys() == 0 && !folds;
   source.first_nvrtc = spec.kernel().first_nvrtc;
   source.unit = render_unit(spec);
   for (const Header* header : from.included_by(source.unit).headers) source.headers.push_back(*header);

@@ -31,8 +31,9 @@ struct ForwardCombine {
   using Params = ForwardParamsOf<Config>;
   static constexpr int kWarpsOfRow = combine_warps(Config::kHeadDimV, kAccumulate<Config>);
   static constexpr int kColumnsOfLane = ceil_div(ceil_div(Config::kHeadDimV, kWarpSize), kWarpsOfRow);
-  using Merge = typename Either<PartialMerge<Config::kHeadDimV, kColumnsOfLane>, EvenMerge<Config::kHeadDimV>,
-                                kAccumulate<Config>>::type;
+  using Even = typename Either<EvenFold<Config::kHeadDimV>, EvenMerge<Config::kHeadDimV>, kFoldsSplits<Config>>::type;
+  using Merge = typename Either<PartialMerge<Config::kHeadDimV, kColumnsOfLane>, Even, kAccumulate<Config>>::type;
+  static_assert(!kFoldsSplits<Config> || !kAccumulate<Config>, "a fold has no state before it");
 
   const Params& params;
   const int64_t rows;
@@ -64,13 +65,19 @@ struct ForwardCombine {
       int few = merges_few_rows(params) ? 1 : 0;
       ptx::compute_ahead(few);
       if (row >= rows) return;  // other warps of the block wait
-      start(few != 0, params.alone != 0);
-      merge.join_all();
-      [[maybe_unused]] const SplitSum sink = join_sink(merge);
-      merge.begin();
-      merge.add_all();
-      if constexpr (VariantOf<Config>::kSink) merge.total.sum += merge.weight_of(sink);
-      store(merge, -kInfinity);
+      start(few != 0, params.merge.beside_lone);
+      if constexpr (kFoldsSplits<Config>) {
+        if (!merge.load_first(params.merge.some_whole)) return;
+        merge.add_all();
+        store_folded(merge);
+      } else {
+        merge.join_all();
+        [[maybe_unused]] const SplitSum sink = join_sink(merge);
+        merge.begin();
+        merge.add_all();
+        if constexpr (VariantOf<Config>::kSink) merge.total.sum += merge.weight_of(sink);
+        store(merge, -kInfinity);
+      }
     }
   }
 
@@ -103,6 +110,14 @@ struct ForwardCombine {
       merge.join(sink);
     }
     return sink;
+  }
+
+  FA_DEVICE void store_folded(const Merge& merge) const {
+    const FoldedRow::Whole whole = merge.folded.template whole<VariantOf<Config>>(params, head);
+    const int column = merge.column_of(0);
+    if (column < Config::kHeadDimV)
+      ptx::st_global(o + column, element_of(T{}, folded_output(merge.o[0], whole.factor)));
+    if (params.lse != nullptr && slice == 0 && merge.lane == 0) ptx::st_global(lse, whole.lse);
   }
 
   FA_DEVICE void store(Merge& merge, [[maybe_unused]] float state) const {

@@ -15,6 +15,12 @@ FA_HOST_DEVICE constexpr int combine_warps(int head_dim_v, bool accumulate) {
   return accumulate ? 1 : (head_dim_v + 31) / 32;
 }
 
+/// Of kernels that leave splits for another, which merges them.
+struct MergeParams {
+  bool beside_lone;  // whether each block of the forward has a multiprocessor of its own
+  bool some_whole;   // whether rows may be there that need no merge
+};
+
 /// Launch parameters of every forward kernel, written by the host and passed whole as a `const __grid_constant__`
 /// argument. Strides are in elements.
 struct ForwardParams {
@@ -35,7 +41,7 @@ struct ForwardParams {
   union {
     int32_t* next_tile;     // dynamic kernels, and those of sm80 that share fixed splits: 0 at the launch
     uint64_t* split_flags;  // [tiles, splits], those of sm90 that share fixed splits (flags.cuh)
-    int64_t alone;          // other split kernels: whether each of their blocks has a multiprocessor of its own
+    MergeParams merge;      // other split kernels
   };
 
   int64_t stride_q_b, stride_q_h, stride_q_s;

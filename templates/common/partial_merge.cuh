@@ -2,6 +2,7 @@
 #define FA_TEMPLATES_COMMON_PARTIAL_MERGE_CUH_
 
 #include <common/constants.cuh>
+#include <common/fixed_splits.cuh>
 #include <common/log_sum.cuh>
 #include <ptx/griddepcontrol.cuh>
 #include <ptx/language.cuh>
@@ -192,7 +193,7 @@ struct EvenMerge : PartialMerge<kHeadDimV, 1> {
     }
   }
 
- private:
+ protected:
   FA_DEVICE SplitSum sums_of_lane(int first) const {
     if (first + lane >= count) return SplitSum::of_no_keys();
     return SplitSum::load(sums, first * rows);
@@ -210,6 +211,80 @@ struct EvenMerge : PartialMerge<kHeadDimV, 1> {
       const float weight = Base::shuffled(weight_of_lane, first % kWarpSize + i);
       total.sum += weight;
       o[0] += weight * ahead_[i][0];
+    }
+  }
+};
+
+/// The same sum as a fold over the splits from the last to the first, by the operations of FoldedRow and in their
+/// order: the bits are those of a block that has all splits. What O so far and each O are multiplied with follows from
+/// the sums alone, which lanes find for 32 splits at once.
+template <int kHeadDimV>
+struct EvenFold : EvenMerge<kHeadDimV> {
+  using Base = EvenMerge<kHeadDimV>;
+  using Base::kAhead, Base::lane, Base::o, Base::ahead_, Base::own_, Base::count;
+
+  FoldedRow folded;
+
+  FA_DEVICE EvenFold(const float* partial_o, const float* partial_sums, int first, int64_t row, int64_t of_each,
+                     int results)
+      : Base(partial_o + (results - 1) * of_each * kHeadDimV, partial_sums + (results - 1) * of_each * kSplitSumFloats,
+             first, row, -of_each, results) {}
+
+  /// Loads what comes first. False of a row that is whole, if `some` are: those have no partial results.
+  FA_DEVICE bool load_first(bool some) {
+    if (some) {
+      if (lane == 0) own_ = Base::sums_of_lane(0);
+      if (own_.of_lane(0).is_of_whole()) return false;
+    }
+    own_ = Base::sums_of_lane(0);
+    Base::load_columns(0);
+    return true;
+  }
+
+  FA_DEVICE void add_all() {
+    FoldedRow::Weights weights = weights_of_lanes();
+    add_columns(weights, 0);
+    FA_UNROLL_BY(1)
+    for (int at = kAhead; at < count; at += kAhead) {
+      Base::load_columns(at);
+      if (at % kWarpSize == 0) {
+        own_ = Base::sums_of_lane(at);
+        weights = weights_of_lanes();
+      }
+      add_columns(weights, at);
+    }
+  }
+
+ private:
+  /// As FoldedRow::add, of the split of each lane behind those of the lanes before and of `folded`.
+  FA_DEVICE FoldedRow::Weights weights_of_lanes() {
+    SplitSum base = own_;  // the greatest number that a sum up to this lane's is relative to
+    if (own_.sum == 0.f) base = SplitSum::of_no_keys();
+    if (lane == 0 && folded.total.sum != 0.f && !base.is_above(folded.total)) base = folded.total;
+    FA_UNROLL
+    for (int step = 1; step < kWarpSize; step *= 2) {
+      const SplitSum before = held_before(base, step);
+      if (lane >= step && !base.is_above(before)) base = before;
+    }
+    SplitSum before = held_before(base, 1);
+    if (lane == 0) before = folded.total.sum == 0.f ? SplitSum::of_no_keys() : folded.total;
+    const SplitSum last = base.of_lane(kWarpSize - 1);
+    folded.total.high = last.high;
+    folded.total.low = last.low;
+    if (own_.sum == 0.f) return {1.f, 0.f};
+    return {before.high == -kInfinity ? 0.f : before.over(base), ptx::multiply(own_.over(base), own_.sum)};
+  }
+  static FA_DEVICE SplitSum held_before(const SplitSum& sum, int lanes) {
+    const int from = (ptx::thread_index() - lanes) % kWarpSize;
+    return {Base::shuffled(sum.high, from), Base::shuffled(sum.low, from), 0.f};
+  }
+  FA_DEVICE void add_columns(const FoldedRow::Weights& of_lane, int first) {
+    FA_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      const int from = first % kWarpSize + i;
+      const FoldedRow::Weights weights{Base::shuffled(of_lane.so_far, from), Base::shuffled(of_lane.split, from)};
+      folded.total.sum = ptx::fma(folded.total.sum, weights.so_far, weights.split);
+      o[0] = FoldedRow::join(o[0], ahead_[i][0], weights);
     }
   }
 };

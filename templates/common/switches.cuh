@@ -92,6 +92,18 @@ FA_DEVICE constexpr int length_keys_of() {
 }
 
 template <class Config>
+FA_DEVICE constexpr bool wants_whole_tiles() {
+  if constexpr (requires { Config::kWholeTiles; }) return Config::kWholeTiles;
+  return false;
+}
+
+template <class Config>
+FA_DEVICE constexpr bool wants_folded_splits() {
+  if constexpr (requires { Config::kFoldsSplits; }) return Config::kFoldsSplits;
+  return false;
+}
+
+template <class Config>
 FA_DEVICE constexpr bool wants_wide_boxes() {
   if constexpr (requires { Config::kWideBoxes; }) return Config::kWideBoxes;
   return false;
@@ -221,6 +233,10 @@ template <class Config>
 inline constexpr bool kScheduled = wants_schedule<Config>();  // thread blocks take their parts of a schedule
 template <class Config>
 inline constexpr int kLengthKeys = length_keys_of<Config>();  // of a split, at least: its request's length decides
+template <class Config>
+inline constexpr bool kWholeTiles = wants_whole_tiles<Config>();  // a block folds all such splits of a query tile
+template <class Config>
+inline constexpr bool kFoldsSplits = wants_folded_splits<Config>();  // one by one, as such a block does
 template <class Config>
 inline constexpr bool kOwnParts = wants_own_parts<Config>();  // and find these without a schedule
 template <class Config>

@@ -17,6 +17,7 @@
 #include <sm90/sm90_roles.cuh>
 #include <sm90/sm90_row_statistics.cuh>
 #include <sm90/sm90_schedule.cuh>
+#include <sm90/sm90_whole_tiles.cuh>
 
 namespace fa::sm90 {
 
@@ -54,7 +55,6 @@ struct SplitRowFactors {
   float keys[2];
   int64_t row[2];
 };
-
 /// What ends a query tile: the log-sum-exp of its rows, and O on its way to memory; and query tiles that no key is
 /// visible to.
 template <class Traits>
@@ -70,16 +70,18 @@ struct Epilogue : Schedule<Traits> {
   using Query = typename Base::Query;
   using Base::kTileM, Base::kHeadDimV, Base::kQBuffers, Base::kConsumers, Base::kPingpong, Base::kVarlen,
       Base::kDropout, Base::kStageO, Base::kPostsPieces, Base::kShares, Base::kLeavesSplits, Base::kSplitBlocks,
-      Base::kMergesInCluster, Base::p, Base::params, Base::q_shared, Base::q_empty, Base::listed_shared,
-      Base::softmax_scale_log2, Base::rounds, Base::has_tile, Base::splits_of_tile, Base::lengths_of,
-      Base::first_row_of, Base::has_row, Base::row_count, Base::has_rows, Base::query_of_round, Base::for_each_piece;
+      Base::kMergesInCluster, Base::kWholeTiles, Base::p, Base::params, Base::q_shared, Base::q_empty,
+      Base::listed_shared, Base::softmax_scale_log2, Base::rounds, Base::has_tile, Base::splits_of_tile,
+      Base::lengths_of, Base::first_row_of, Base::has_row, Base::row_count, Base::has_rows, Base::query_of_round,
+      Base::for_each_piece;
 
   static constexpr bool kAccumulate = kernel::kAccumulate<Config> && !Config::kSplit;  // splits join later
   static_assert(!kernel::kAccumulate<Config> || !Variant::kSink, "the state has the sink");
   static_assert(!kAccumulate || !Base::kStatistics, "the state's P is not known");
   static_assert(!kMergesInCluster || !kernel::kAccumulate<Config>, "what is merged is the result");
+  using FactorsOfSplits = typename kernel::Either<WholeRowFactors<SplitRowFactors>, SplitRowFactors, kWholeTiles>::type;
   using Factors =
-      typename kernel::Either<typename kernel::Either<SharedRowFactors<T>, SplitRowFactors, kMergesInCluster>::type,
+      typename kernel::Either<typename kernel::Either<SharedRowFactors<T>, FactorsOfSplits, kMergesInCluster>::type,
                               RowFactors<kAccumulate>, kLeavesSplits>::type;
   using MergedRows = typename SharedRowFactors<T>::Merged;
   static constexpr int kTiles = kHeadDimV / 8;
@@ -108,8 +110,10 @@ struct Epilogue : Schedule<Traits> {
   /// Whether other parts have keys of the query tile too.
   FA_DEVICE static bool is_part(const Query& query) { return !query.sharing.piece().is_whole(); }
 
-  /// The log-sum-exp of a finished query tile's rows, and the factors that turn the accumulators into O.
-  FA_DEVICE void finish_rows(Softmax& softmax, Factors& factors, const Query& query, int warp_row, int lane) const {
+  /// The log-sum-exp of a finished query tile's rows, and the factors that turn the accumulators into O. Of a tile that
+  /// a block has whole each split finishes, and the last one `ends`.
+  FA_DEVICE void finish_rows(Softmax& softmax, Factors& factors, const Query& query, int warp_row, int lane,
+                             [[maybe_unused]] bool ends = true) const {
     float(&inverse_sum)[2] = factors.keys;
     softmax.finish();
     const Rows rows{params.group, query.tile.head};
@@ -147,6 +151,13 @@ struct Epilogue : Schedule<Traits> {
     if constexpr (kAccumulate) ptx::sync_warp();  // the state's log-sum-exp is read, in whose place the result goes
     if constexpr (Base::kStatistics) {
       StatisticsOfRows<Epilogue>{*this}.store(softmax, query, first_row, lane, weight);
+    }
+    if constexpr (kWholeTiles) {
+      if (query.whole) {
+        if (warp_row != 0) return;  // of whom there are no rows
+        WholeTiles<Epilogue>{*this}.fold_sums(sums, factors, query, first_row, lane, ends);
+        return;
+      }
     }
     if constexpr (kLeavesSplits && !Base::kRowsAhead) find_rows(factors, query, warp_row, lane);
     if constexpr (kMergesInCluster) {
@@ -201,9 +212,18 @@ struct Epilogue : Schedule<Traits> {
 
   /// O / sum. `q_buffer` is the Q buffer in use: the query tile's own one is the other. kEnds: no query tile follows.
   template <bool kEnds>
-  FA_DEVICE void store(O& o, const Factors& factors, const Query& query, int warp_row, int lane, int q_buffer) const {
+  FA_DEVICE void store(O& o, const Factors& factors, const Query& query, int warp_row, int lane, int q_buffer,
+                       [[maybe_unused]] bool ends = true) const {
     multiply(o, factors.keys);
     if constexpr (kAccumulate) add_states(o, factors, query, first_row_of(query) + warp_row, lane);
+    if constexpr (kWholeTiles) {
+      if (query.whole) {
+        if (warp_row == 0) {
+          WholeTiles<Epilogue>{*this}.fold(o, factors, query, lane, ends);
+        }
+        return;
+      }
+    }
     if constexpr (kMergesInCluster) {
       merge_in_cluster(o, factors, query, warp_row, lane);
     } else if constexpr (kStageO) {
@@ -302,6 +322,15 @@ struct Epilogue : Schedule<Traits> {
   template <bool kEnds>
   FA_DEVICE void store_direct(const O& o, [[maybe_unused]] const Factors& factors, const Query& query, int first_row,
                               int lane) const {
+    if constexpr (kWholeTiles) {  // found twice rather than kept
+      const Rows rows{params.group, query.tile.head};
+      FA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const int row = first_row + lane / 4 + 8 * r;
+        if (has_row(query, row)) store_partial_row(o, r, partial_row(query, rows, row), lane);
+      }
+      return;
+    }
     if constexpr (kLeavesSplits) {
       FA_UNROLL
       for (int r = 0; r < 2; ++r) {
@@ -472,9 +501,22 @@ struct Epilogue : Schedule<Traits> {
       for_each_piece([&](const Query& work) {
         if (!is_part(work)) store_empty_tile(work, lane);
       });
+    } else if constexpr (kWholeTiles) {
+      this->template for_each_split<true>([&](const Query& work) { store_empty_split(work, lane); });
     } else {
       const Rounds own = rounds();
       for (int round = own.begin; has_tile(own, round); ++round) store_empty_tile(query_of_round(round), lane);
+    }
+  }
+  /// Of an empty tile that would be whole all splits are left.
+  FA_DEVICE void store_empty_split(const Query& work, int lane) const {
+    if (!work.whole) store_empty_tile(work, lane);
+    if (!work.whole || work.range.begin < work.range.end) return;
+    Query split = work;
+    FA_UNROLL_BY(1)
+    for (int i = 0; i < params.splits; ++i) {
+      split.tile.split = i;
+      store_empty_tile(split, lane);
     }
   }
   /// Of a tile without KV tiles for this block: whether there are none for others, and the block is the first of them.

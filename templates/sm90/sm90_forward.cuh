@@ -45,12 +45,12 @@ struct Forward : Products<ForwardTraits<Config>> {
       Base::kAffineProduct, Base::kDropoutWarpgroup, Base::kEmptyWarp, Base::kOwnRanges, Base::kExchange,
       Base::kExactMax, Base::kDropoutRegisters, Base::kProducerRegisters, Base::kConsumerRegisters, Base::kDropoutWarps,
       Base::kSummed, Base::kPostsPieces, Base::kRolesWait, Base::kNamesLast, Base::kRowsAhead, Base::kMergesInCluster,
-      Base::kFixedSplits, Base::kFoldsOverlapped, Base::kShares, Base::kSplitTiles, Base::kFinishOverlapped,
-      Base::kLayout, Base::kStageO, Base::p, Base::params, Base::shared, Base::k_full, Base::k_empty, Base::v_full,
-      Base::v_empty, Base::q_empty, Base::dropout_shared, Base::init_barriers, Base::release, Base::own_range_end,
-      Base::other_rows, Base::read_work, Base::work_before, Base::work_of, Base::consume_work, Base::number_keys,
-      Base::begin_rows, Base::before_keys, Base::with_keys, Base::with_products, Base::before_softmax, Base::pack,
-      Base::exponentiate, Base::rescue, Base::issue_scores, Base::issue_output;
+      Base::kWholeTiles, Base::kFixedSplits, Base::kFoldsOverlapped, Base::kShares, Base::kSplitTiles,
+      Base::kFinishOverlapped, Base::kLayout, Base::kStageO, Base::p, Base::params, Base::shared, Base::k_full,
+      Base::k_empty, Base::v_full, Base::v_empty, Base::q_empty, Base::dropout_shared, Base::init_barriers,
+      Base::release, Base::own_range_end, Base::other_rows, Base::read_work, Base::work_before, Base::work_of,
+      Base::consume_work, Base::number_keys, Base::begin_rows, Base::before_keys, Base::with_keys, Base::with_products,
+      Base::before_softmax, Base::pack, Base::exponentiate, Base::rescue, Base::issue_scores, Base::issue_output;
 
   using Base::Base;
 
@@ -165,6 +165,11 @@ struct Forward : Products<ForwardTraits<Config>> {
     at.consumer = consumer;
     at.lane = ptx::thread_index() % kWarpSize;
     at.warp_row = ptx::shfl(consumer * 64 + ptx::thread_index() % kWarpgroup / kWarpSize * 16, 0);
+    if constexpr (kWholeTiles) {
+      if (at.warp_row == 0) {
+        WholeTiles<Epilogue<Traits>>{epilogue()}.begin(at.lane);
+      }
+    }
     [[maybe_unused]] Query first;
     if constexpr (kRowsAhead) {
       first = this->first_with_keys();
@@ -193,11 +198,18 @@ struct Forward : Products<ForwardTraits<Config>> {
       begin(at, skips);
       while (true) {
         const bool spans = at.ahead.n == at.ahead.query.range.begin;
-        const bool leaves = spans || (kFixedSplits && static_cast<uint32_t>(at.ahead.n) % kSplitTiles == 0);
+        const bool leaves = spans || (kFixedSplits && static_cast<uint32_t>(at.ahead.n) % kSplitTiles == 0) ||
+                            (kWholeTiles && at.ahead.n == at.ahead.split_begin);
+        if constexpr (kWholeTiles && !kFinishOverlapped) {
+          if (leaves && !(spans && at.ahead.query.ahead.last)) finish_split(at, spans);
+        }
         if (spans) {
           if (!next_query(at, more)) break;
         } else {
           --at.ahead.n;
+          if constexpr (kWholeTiles) {
+            if (leaves) this->enter_split(at.ahead);
+          }
         }
         step(at, spans, leaves);
       }
@@ -247,7 +259,7 @@ struct Forward : Products<ForwardTraits<Config>> {
         return false;
       }
     }
-    if constexpr (!kFinishOverlapped) {
+    if constexpr (!kFinishOverlapped && !kWholeTiles) {
       epilogue().finish_rows(at.softmax, at.factors, at.ahead.query, at.warp_row, at.lane);
       at.softmax = Softmax();
     }
@@ -265,6 +277,12 @@ struct Forward : Products<ForwardTraits<Config>> {
     return true;
   }
 
+  /// What is known of a split's rows before their O is complete.
+  FA_DEVICE void finish_split(Stream& at, bool ends) const {
+    epilogue().finish_rows(at.softmax, at.factors, at.ahead.query, at.warp_row, at.lane, ends);
+    at.softmax = Softmax();
+  }
+
   /// S of the KV tile ahead, and O += P V of the one before it; the softmax of the former is overlapped with the
   /// latter. spans: the tile ahead is of the next query tile; leaves: of that, or of another split of a fixed size.
   FA_DEVICE void step(Stream& at, bool spans, bool leaves) const {
@@ -280,7 +298,7 @@ struct Forward : Products<ForwardTraits<Config>> {
     issue_output(at.o, at.p, at.v_slot.index, !at.first);
     if (kPingpong) signal_pingpong(at.consumer);
     this->template with_products<false>(at.tile, at.ahead, at.warp_row, at.lane);
-    if constexpr (kFinishOverlapped) finish_overlapped(at, leaves);
+    if constexpr (kFinishOverlapped) finish_overlapped(at, spans, leaves);
     this->template before_softmax<false>(at.tile, at.ahead, at.warp_row, at.lane);
     ptx::wgmma_wait<1>();
     ptx::wgmma_tie(at.s);
@@ -295,7 +313,7 @@ struct Forward : Products<ForwardTraits<Config>> {
     at.first = false;
     if (rare) leave_query(at, rescale, q_buffer, spans, leaves);
     if constexpr (kSummed) at.softmax.add_own();
-    if constexpr (kExactMax) note_risen(at, rescale && !spans);
+    if constexpr (kExactMax) note_risen(at, rescale && !leaves);
     pack(at.p, at.s, at.tile);
   }
 
@@ -336,11 +354,11 @@ struct Forward : Products<ForwardTraits<Config>> {
   }
 
   /// What is known of rows before their O is complete.
-  FA_DEVICE void finish_rows(Stream& at, int warp_row) const {
+  FA_DEVICE void finish_rows(Stream& at, int warp_row, bool ends = true) const {
     if constexpr (kFixedSplits) {
       Fixed{epilogue()}.finish(at.softmax, at.folded, warp_row, at.lane);
     } else {
-      epilogue().finish_rows(at.softmax, at.factors, at.query, warp_row, at.lane);
+      epilogue().finish_rows(at.softmax, at.factors, at.query, warp_row, at.lane, ends);
     }
   }
 
@@ -380,13 +398,13 @@ struct Forward : Products<ForwardTraits<Config>> {
   }
 
   /// The rows of the query tile before, overlapped with the products.
-  FA_DEVICE void finish_overlapped(Stream& at, bool leaves) const {
+  FA_DEVICE void finish_overlapped(Stream& at, [[maybe_unused]] bool spans, bool leaves) const {
     if (!leaves && !(kStageO && at.staged)) return;
     if (kStageO && at.staged) epilogue().release_staged(at.q_slot.index, at.lane);
     at.staged = false;
     if (!leaves) return;
     if constexpr (kKeepsWork && !kFixedSplits) at.query = read_work(work_before(at.q_slot));
-    finish_rows(at, other_rows(at.warp_row, at.consumer));
+    finish_rows(at, other_rows(at.warp_row, at.consumer), spans);
     at.softmax = Softmax();
   }
 
@@ -415,12 +433,12 @@ struct Forward : Products<ForwardTraits<Config>> {
     if constexpr (!kFinishOverlapped) at.staged = false;
     if (kFixedSplits && leaves) {
       leave_split(at, spans);
-    } else if (spans) {
+    } else if (spans || (kWholeTiles && leaves)) {
       // A work descriptor still lies next to its Q where that is not yet released: fewer registers over the loop.
       if constexpr (kKeepsWork) at.query = read_work(work_before(at.q_slot));
       if constexpr (kPostsPieces) ptx::sync_warp();  // all lanes have read it before one of them releases the next Q
       epilogue().template store<false>(at.o, at.factors, at.query, other_rows(at.warp_row, at.consumer), at.lane,
-                                       at.q_slot.index);
+                                       at.q_slot.index, spans);
       if constexpr (!kKeepsWork) at.query = at.ahead.query;
       if constexpr (kRowsAhead) epilogue().find_rows(at.factors, at.query, at.warp_row, at.lane);
       at.first = at.staged = true;

@@ -14,13 +14,14 @@ struct ForwardShape {
   int d_qk, d_v;
   int stages, q_buffers;
   bool pack_gqa, split, varlen, dropout, affine_product;
-  bool dynamic;    // query tiles come from a counter
-  bool windowed;   // keys are hidden before others too
-  bool masked;     // by a mask function
-  bool scheduled;  // blocks take pieces of query tiles
-  bool paired;     // two blocks of a cluster have a half of them each
-  bool folds;      // a block folds splits of a fixed size, whose softmax is formed alone
-  bool clears;     // rows of V behind the last key are cleared when they have landed
+  bool dynamic;      // query tiles come from a counter
+  bool windowed;     // keys are hidden before others too
+  bool masked;       // by a mask function
+  bool scheduled;    // blocks take pieces of query tiles
+  bool paired;       // two blocks of a cluster have a half of them each
+  bool folds;        // a block folds splits of a fixed size, whose softmax is formed alone
+  bool clears;       // rows of V behind the last key are cleared when they have landed
+  bool whole_tiles;  // a block folds splits of few rows in shared memory
 
   FA_HOST_DEVICE constexpr int consumers() const { return tile_m / kWarpgroupRows; }
 
@@ -58,6 +59,9 @@ FA_HOST_DEVICE constexpr int cluster_part_bytes(int d_v) {
   return kWarpgroupRows * (d_v * 4 + 16);
 }
 
+/// Rows of a query tile whose splits a block may fold: those of its first warp.
+inline constexpr int kFoldedRows = 16;
+
 /// So much of a multiprocessor's shared memory that one block fits, not two.
 inline constexpr int kMoreThanHalf = 116736;
 
@@ -80,6 +84,7 @@ struct SharedLayout {
   int column_bits;  // [tile_n / 4] of each dropout RNG warp
   int column_bits_bytes;
   int split_sums;  // [2, tile_m] of 16 bytes: of a split in the making, and of those that are folded
+  int folded;      // with whole_tiles: O and sums of the splits so far, by the 32 lanes of a warp
   int bytes;
 };
 
@@ -105,7 +110,8 @@ FA_HOST_DEVICE constexpr SharedLayout shared_layout(const ForwardShape& shape) {
   at.column_bits = at.row_bits + (shape.keeps_row_bits() ? kBitsSpace * shape.tile_m : 0);
   at.column_bits_bytes = kBitsSpace * (shape.tile_n / 4);
   at.split_sums = at.column_bits + (shape.keeps_row_bits() ? shape.dropout_warps() * at.column_bits_bytes : 0);
-  at.bytes = at.split_sums + (shape.folds ? 2 * kSumSpace * shape.tile_m : 0);
+  at.folded = at.split_sums + (shape.folds ? 2 * kSumSpace * shape.tile_m : 0);
+  at.bytes = at.folded + (shape.whole_tiles ? (shape.d_v / 8 + 2) * 512 : 0);
   // A pair would go to one multiprocessor, and another have none. Larger clusters alone find few places.
   if (shape.paired) at.bytes = greater(at.bytes, kMoreThanHalf);
   return at;

@@ -83,6 +83,10 @@ struct ForwardTraits {
   static constexpr bool kLeavesSplits = Config::kSplit && !kFixedSplits;  // for another kernel, which merges them
   // As many of them as follow from a request's length, and for its bits from nothing else of the call.
   static constexpr bool kLengthSplits = kLeavesSplits && kPaged && kernel::kLengthKeys<Config> > 0;
+  // A block takes query tiles whole where it can, and folds their splits as the merge does (sm90_whole_tiles.cuh).
+  static constexpr bool kWholeTiles = kernel::kWholeTiles<Config>;
+  static_assert(!kWholeTiles || (kLeavesSplits && kernel::kLengthKeys<Config> > 0 && kConsumers == 1),
+                "splits of few rows, which follow from a length");
   // Each of many splits leaves a partial result, which the L2 cache is to keep.
   static constexpr bool kKeepsPartials =
       kConsumers == 1 && (kShares || (kLeavesSplits && kernel::kLengthKeys<Config> > 0));
@@ -124,7 +128,8 @@ struct ForwardTraits {
                                           .scheduled = kPostsPieces,
                                           .paired = kSplitBlocks == 2,
                                           .folds = kFixedSplits && !Config::kSplit,
-                                          .clears = kernel::kWideBoxes<Config>};
+                                          .clears = kernel::kWideBoxes<Config>,
+                                          .whole_tiles = kWholeTiles};
   static constexpr int kThreads = kShape.threads();
   static constexpr bool kDropoutWarpgroup = kShape.has_dropout_warpgroup();
   static constexpr bool kEmptyWarp = kShape.has_empty_warp();
@@ -167,7 +172,8 @@ struct ForwardTraits {
   static constexpr bool kKnownAhead = !kRagged && !kLists && !kKeepsFirst;
   // A work descriptor says whether the block has another one.
   static constexpr bool kNamesLast = kRolesWait && kLeavesSplits;
-  static constexpr bool kRowsAhead = kNamesLast && kKnownAhead;
+  static constexpr bool kRowsAhead = kNamesLast && kKnownAhead && !kWholeTiles;
+  static_assert(!kWholeTiles || kNamesLast, "descriptors of splits say what becomes of them");
   // P is relative to the exact maximum of a row's scores. Most KV tiles raise one then: O is multiplied overlapped with
   // the next product S.
   static constexpr bool kExactMax = kernel::kExactMax<Config>;
@@ -261,7 +267,8 @@ struct ForwardTraits {
 
   // What ends a query tile's rows is overlapped with the next one's first product. Of more warpgroups others have work
   // then.
-  static constexpr bool kFinishOverlapped = kFixedSplits || (kRegistersLeft && kConsumers < 3 && kQBuffers == 2);
+  static constexpr bool kFinishOverlapped =
+      kFixedSplits || (kWholeTiles && !kPaged) || (kRegistersLeft && kConsumers < 3 && kQBuffers == 2);
 
   static constexpr SharedLayout kLayout = shared_layout(kShape);
   static constexpr int kSharedBytes = kLayout.bytes;
@@ -306,6 +313,8 @@ struct ForwardTraits {
   };
   using Ahead = typename kernel::Either<KnownAhead, Nothing, kNamesLast>::type;
 
+  using Whole = typename kernel::Either<bool, Nothing, kWholeTiles>::type;
+
   /// A query tile and the KV tiles it sees.
   struct Query {
     ForwardTile tile;
@@ -316,6 +325,7 @@ struct ForwardTraits {
     Pages pages;        // not of those that were posted
     Sharing sharing = {};
     Ahead ahead = {};
+    Whole whole = {};   // all splits are of this block; `split` is the last of them
     int first_row = 0;  // with kPostsFirstRow
   };
 };

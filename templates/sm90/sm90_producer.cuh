@@ -38,8 +38,8 @@ struct Producer : Schedule<Traits> {
       Base::params, Base::q_shared, Base::k_shared, Base::v_shared, Base::k_full, Base::k_empty, Base::v_full,
       Base::v_empty, Base::v_landed, Base::q_full, Base::q_empty, Base::work_full, Base::listed_shared, Base::tiles,
       Base::rounds, Base::has_tile, Base::first_row_of, Base::query_of_round, Base::query_of, Base::pages_of,
-      Base::for_each_piece, Base::listed, Base::work_of, Base::post, Base::read_work, Base::read_first_key,
-      Base::release;
+      Base::for_each_piece, Base::for_each_split, Base::listed, Base::work_of, Base::post, Base::read_work,
+      Base::read_first_key, Base::release;
 
   FA_DEVICE explicit Producer(const Schedule<Traits>& base) : Schedule<Traits>(base) {}
 
@@ -71,6 +71,14 @@ struct Producer : Schedule<Traits> {
     } else if constexpr (kPostsPieces) {
       for_each_piece([&](const Query& work) { load_q_and_k(k_slot, q_slot, work); });
       if (!leads) return;
+    } else if constexpr (Base::kWholeTiles) {
+      bool known = false;  // to the consumers: which split is the last
+      for_each_split([&](Query& work) {
+        work.ahead.q_row = row_of_q(work);
+        load_q_and_k(k_slot, q_slot, work);
+        known = work.ahead.last && work.range.begin < work.range.end;
+      });
+      if (known || !leads) return;
     } else {
       const Rounds own = rounds();
       for (int round = own.begin; has_tile(own, round); ++round) {
@@ -176,6 +184,8 @@ struct Producer : Schedule<Traits> {
       }
     } else if constexpr (kPostsPieces) {
       for_each_piece([&](const Query& work) { load_values(v_slot, work); });
+    } else if constexpr (Base::kWholeTiles) {
+      for_each_split([&](const Query& work) { load_values(v_slot, work); });
     } else {
       const Rounds own = rounds();
       for (int round = own.begin; has_tile(own, round); ++round) {

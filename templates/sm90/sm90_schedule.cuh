@@ -8,6 +8,7 @@
 #include <common/paged.cuh>
 #include <common/sequences.cuh>
 #include <common/variant.cuh>
+#include <common/whole_tiles.cuh>
 #include <common/work_lists.cuh>
 #include <ptx/math.cuh>
 #include <ptx/mbarrier.cuh>
@@ -34,8 +35,8 @@ struct Schedule : ForwardBlock<Traits> {
   using Base::kTileM, Base::kTileN, Base::kQBuffers, Base::kConsumers, Base::kVarlen, Base::kPaged, Base::kRagged,
       Base::kPostsPieces, Base::kNamesLast, Base::kLengthSplits, Base::kFixedSplits, Base::kShares, Base::kSplitTiles,
       Base::kWindowed, Base::kLists, Base::kKeepsFirst, Base::kWaves, Base::kDistancePruning, Base::kEndsAligned,
-      Base::kPostsFirstRow, Base::kRotates, Base::kExchange, Base::kLayout, Base::params, Base::q_full,
-      Base::work_shared, Base::listed_shared;
+      Base::kWholeTiles, Base::kPostsFirstRow, Base::kRotates, Base::kExchange, Base::kLayout, Base::params,
+      Base::q_full, Base::work_shared, Base::listed_shared;
 
   const int dense_rows;
   const int dense_before_rows;
@@ -137,6 +138,68 @@ struct Schedule : ForwardBlock<Traits> {
     return query;
   }
 
+  /// Calls `body(query)` for each query tile that this block takes whole, and for each single split of others. With
+  /// kAll also for such as their request has not. Called by whole warps over pages. First splits of all tiles are
+  /// first, so that whole tiles go round the blocks.
+  template <bool kAll = false, class Body>
+  FA_DEVICE void for_each_split(const Body& body) const {
+    const int query_tiles = tiles / params.splits;
+    if constexpr (!kPaged) {  // the lengths of dense requests are one
+      FA_UNROLL_BY(1)
+      for (int tile = ptx::block_index(); tile < query_tiles; tile += ptx::block_count()) {
+        Query query = query_of(tile * params.splits);
+        query.ahead.last = tile + ptx::block_count() >= query_tiles;
+        take_whole(query, params.splits);
+        body(query);
+      }
+    } else {
+      const kernel::KeyCounts counts = kernel::KeyCounts::of(params);
+      const int whole_keys = kernel::most_whole_keys(counts, params);
+      const int end = counts.longest <= whole_keys ? query_tiles : tiles;
+      FA_UNROLL_BY(1)
+      for (int first = ptx::block_index(); first < end; first += kernel::kWarpSize * ptx::block_count()) {
+        uint32_t wanted = splits_that_exist<kAll>(first, end, query_tiles, whole_keys);
+        const bool more = first + kernel::kWarpSize * int64_t{ptx::block_count()} < end;
+        FA_UNROLL_BY(1)
+        for (int i = 0; i < kernel::kWarpSize; ++i) {
+          if (wanted == 0) break;
+          const int index = first + ptx::popc((wanted & (0 - wanted)) - 1) * ptx::block_count();
+          wanted &= wanted - 1;
+          const int split = index / query_tiles;
+          Query query = query_of((index - split * query_tiles) * params.splits + split);
+          query.ahead.last = wanted == 0 && !more;
+          if (query.sequence.s_kv <= whole_keys) take_whole(query, query.sequence.splits);
+          body(query);
+        }
+      }
+    }
+  }
+
+  /// Of 32 splits of this block from number `first` on: a bit each.
+  template <bool kAll>
+  FA_DEVICE uint32_t splits_that_exist(int first, int end, int query_tiles, int whole_keys) const {
+    const int64_t index = first + ptx::thread_index() % kernel::kWarpSize * int64_t{ptx::block_count()};
+    bool exists = false;
+    if (index < end) {
+      const int split = static_cast<int>(index) / query_tiles;
+      const int tile = static_cast<int>(index) - split * query_tiles;
+      const int batch = kernel::forward_tile<Variant, Config::kCausal>(params, tile * params.splits).batch;
+      const int keys = kernel::keys_of_request(params, batch);
+      const int splits = kernel::splits_of_length(keys, params.splits, kernel::kLengthKeys<Config>);
+      exists = keys <= whole_keys ? split == 0 : kAll || split < splits;
+    }
+    return ptx::vote_ballot(exists);
+  }
+
+  /// From its first split to all of a query tile.
+  FA_DEVICE void take_whole(Query& query, int splits) const {
+    const int begin = query.range.begin;
+    query.tile.split = splits - 1;
+    look_for_keys(query);
+    query.range.begin = begin;
+    query.whole = true;
+  }
+
   /// Calls `body(query)` for each piece of this block's part. Called by whole warps. Without a schedule from the last
   /// piece, which another part may wait for, to the first, which may have to wait: else parts would wait in a chain.
   template <class Body>
@@ -171,6 +234,15 @@ struct Schedule : ForwardBlock<Traits> {
     if constexpr (kPaged) query.sequence = kernel::request_of<kVarlen>(params, query.tile.batch);
     if constexpr (kPaged && Base::kLeavesSplits) query.sequence.splits = splits_of_request(query);
     if constexpr (kPostsFirstRow) query.first_row = place_of(query);
+    look_for_keys(query);
+    const Rows rows{params.group, query.tile.head};
+    if constexpr (kPaged) query.pages = pages_of(query);
+    query.kv_head = rows.kv_head();
+    query.head_in_group = Config::kPackGqa ? 0 : query.tile.head - query.kv_head * params.group;
+  }
+
+  /// The KV tiles that are its part of those.
+  FA_DEVICE void look_for_keys(Query& query) const {
     const Rows rows{params.group, query.tile.head};
     const int first = first_row_of(query);
     const int end = row_count(query);
@@ -190,9 +262,6 @@ struct Schedule : ForwardBlock<Traits> {
     if constexpr (kLengthSplits) {
       if (query.tile.split >= query.sequence.splits) query.range = {};
     }
-    if constexpr (kPaged) query.pages = pages_of(query);
-    query.kv_head = rows.kv_head();
-    query.head_in_group = Config::kPackGqa ? 0 : query.tile.head - query.kv_head * params.group;
   }
 
   /// Equal parts of its keys, whoever else there is where bits follow from the request alone.
@@ -276,7 +345,8 @@ struct Schedule : ForwardBlock<Traits> {
   static FA_DEVICE int work_before(const RingSlot<kQBuffers>& slot) {
     return Base::kTwoPlaces ? static_cast<int>(slot.parity ^ 1) : kQBuffers - 1 - slot.index;
   }
-  static constexpr int kFirstKeyWord = 11;  // of a work descriptor
+  static constexpr int kFirstKeyWord = 11;   // of a work descriptor
+  static constexpr int kWholeBit = 1 << 16;  // in the word of the split
 
   FA_DEVICE void post(int buffer, const Query& query) const {
     const auto word = [&](int i, int value) {
@@ -291,6 +361,9 @@ struct Schedule : ForwardBlock<Traits> {
     word(2, query.tile.batch);
     if constexpr (kPostsPieces) {
       word(3, static_cast<int>(query.sharing.word));
+    } else if constexpr (kWholeTiles) {
+      const int split = query.tile.split | (query.whole ? kWholeBit : 0);
+      word(3, query.ahead.last ? ~split : split);
     } else if constexpr (kNamesLast) {
       word(3, query.ahead.last ? ~query.tile.split : query.tile.split);
     } else {
@@ -330,6 +403,10 @@ struct Schedule : ForwardBlock<Traits> {
       query.ahead.last = query.tile.split < 0;
       if (query.ahead.last) query.tile.split = ~query.tile.split;
     }
+    if constexpr (kWholeTiles) {
+      query.whole = (query.tile.split & kWholeBit) != 0;
+      query.tile.split &= kWholeBit - 1;
+    }
     if constexpr (kWindowed || kLists || kKeepsFirst) {
       query.range.plain_begin = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 32));
       query.range.plain_end = static_cast<int>(ptx::ld_shared_b32(work_shared(buffer) + 36));
@@ -355,9 +432,24 @@ struct Schedule : ForwardBlock<Traits> {
   /// A consumer's place in the stream of KV tiles.
   struct Cursor {
     Query query;
-    int n;       // place in the range
-    int listed;  // KV tile of that place, where there are tile lists
+    int n;                             // place in the range
+    int listed;                        // KV tile of that place, where there are tile lists
+    [[maybe_unused]] int split_begin;  // with kWholeTiles: the KV tile that its split begins with
   };
+
+  /// The split of the next KV tile, which the query has from here on. Of a tile that is not whole the only one.
+  FA_DEVICE void enter_split(Cursor& cursor) const {
+    cursor.split_begin = cursor.query.range.begin;
+    if (!cursor.query.whole) return;
+    const int splits = splits_of_request(cursor.query);
+    int& split = cursor.query.tile.split;
+    FA_UNROLL_BY(1)
+    for (; split > 0; --split) {  // splits may be without KV tiles
+      cursor.split_begin = kernel::start_of_part(cursor.query.range.end, splits, split);
+      if (cursor.split_begin <= cursor.n) return;
+    }
+    cursor.split_begin = cursor.query.range.begin;
+  }
 
   /// The KV tile whose scores are in the making.
   FA_DEVICE int kv_tile(const Cursor& cursor) const { return kLists ? cursor.listed : cursor.n; }
@@ -376,6 +468,7 @@ struct Schedule : ForwardBlock<Traits> {
     cursor.query = read_work(work_of(q_slot));
     ptx::sync_warp();  // all lanes have read it before one of them releases the buffer
     cursor.n = cursor.query.range.end - 1;
+    if constexpr (kWholeTiles) enter_split(cursor);
     return cursor.query.range.begin < cursor.query.range.end;
   }
 

@@ -195,7 +195,7 @@ std::string write_mutated_templates(const Mutation& mutation, const fs::path& fo
 std::string mutant(const Mutation& mutation, const fs::path& folder) {
   const KernelSpec& subject = mutation.subject.spec;
   const Source source =
-      fa::render::render(mutation.header == "common/forward_combine.cuh" ? emulator::combine_spec(subject)
+      fa::render::render(emulator::is_of_merge(mutation.header, subject) ? emulator::combine_spec(subject)
                          : is_of_schedule(mutation)                      ? fa::plan::schedule_spec(subject)
                                                                          : subject);
   const fs::path own = folder / mutation.name;
@@ -224,6 +224,7 @@ std::string invariant_file(const fs::path& folder, std::size_t file, std::size_t
       specs.push_back(fa::plan::mask_tiles_spec(path.spec));
     }
   }
+  specs.push_back(emulator::dense_whole_path().spec);
   std::set<std::string> seen;
   for (const emulator::InvariantPath& path : emulator::batch_paths()) {
     specs.push_back(path.spec);

@@ -67,10 +67,15 @@ fa::test::AttentionOutputs run_chunks(const InvariantPath& path, const ChunkCall
                           .dynamic = path.spec.dynamic(),
                           .shares_splits = path.spec.split_keys() > 0 && path.spec.split,
                           .family = path.spec.family()};
-  if (path.spec.leaves_splits()) {  // as planned: one at least that a short request does not have
-    choice.splits = std::max(fa::kernel::splits_of_length(shape.s_kv, kMostSplits, path.spec.length_keys()), 2);
-    choice.splits_request = true;
+  if (path.spec.leaves_splits()) {
+    choice.splits = fa::kernel::splits_of_length(shape.s_kv, kMostSplits, path.spec.length_keys());
+    // As planned over pages: one at least that a short request does not have.
+    if (path.spec.page_size != 0) choice.splits = std::max(choice.splits, 2);
+    choice.whole_tiles = path.spec.whole_tiles();
+    choice.all_whole = choice.whole_tiles && path.spec.page_size == 0;
+    choice.splits_request = path.spec.page_size != 0;
     kernels.specs[Role::combine] = combine_spec(path.spec);
+    kernels.names[Role::combine] = run.merge;
   }
   const fa::plan::CallFacts facts{run.scale, 3, false, args};
   fa::plan::CallPlan plan;

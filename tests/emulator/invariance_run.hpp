@@ -15,6 +15,7 @@ struct InvariantRun {
   std::uint64_t seed = 1;   ///< of threads, and of pages
   std::int64_t spare = 0;   ///< keys that no request has, up to which the call's limit goes
   std::string kernel = {};  ///< registered name, if not the path's
+  std::string merge = {};   ///< likewise of the kernel that merges splits
   double scale = 1 / 4.0;   ///< that of head dims of 16 by default
 };
 

@@ -25,7 +25,8 @@ enum Flags : unsigned {
   kTurns = 64,
   kDynamic = 128,
   kSkips = 256,
-  kByLength = 512
+  kByLength = 512,
+  kWholeTiles = 1024
 };
 
 struct Shape {
@@ -94,6 +95,9 @@ constexpr HopperShape kBatchShapes[] = {
     {"length", "length_pages_of_24", 64, 1, 24, kShares | kPackGqa | kByLength},
     {"length_sink", "length_sink_pages_of_8", 64, 1, 8, kShares | kByLength},
     {"length_sink", "length_sink_pages_of_40", 64, 1, 40, kShares | kByLength},
+    {"length", "length_taken_whole_pages_of_8", 64, 1, 8, kShares | kPackGqa | kByLength | kWholeTiles},
+    {"length", "length_taken_whole_pages_of_40", 64, 1, 40, kShares | kPackGqa | kByLength | kWholeTiles},
+    {"length_sink", "length_sink_taken_whole_pages_of_16", 64, 1, 16, kShares | kByLength | kWholeTiles},
     {"length_whole", "length_whole_pages_of_8", 128, 2, 8, kTurns | kByLength},
     {"length_whole", "length_whole_pages_of_16", 128, 2, 16, kTurns | kDynamic | kByLength},
 };
@@ -130,6 +134,7 @@ InvariantPath to_path(const HopperShape& shape) {
   own.softmax_chunks = own.skips_hidden ? 2 : 1;
   (by_length ? own.length_keys : own.split_keys) = kSplitKeys;
   own.exact_max = by_length && spec.split;
+  own.whole_tiles = (shape.flags & kWholeTiles) != 0;
   own.own_ends = fa::plan::sm90_forward_own_ends(spec);
   spec.warps = fa::plan::sm90_forward_warps(spec);
   return path;
@@ -198,6 +203,11 @@ const std::vector<InvariantPath>& batch_paths() {
   return paths;
 }
 
+InvariantPath dense_whole_path() {
+  return to_path(
+      HopperShape{"length", "length_taken_whole_dense", 64, 1, 0, kShares | kPackGqa | kByLength | kWholeTiles});
+}
+
 const std::vector<InvarianceMutation>& batch_mutations() {
   static const std::vector<InvarianceMutation> mutations{
       {"batch_splits_by_the_limit", "sm90/sm90_schedule.cuh",
@@ -207,6 +217,21 @@ const std::vector<InvarianceMutation>& batch_mutations() {
        "splits_of_length(params.s_kv, params.splits,", "length_pages_of_16"},
       {"batch_reads_splits_that_there_are_not", "sm90/sm90_schedule.cuh",
        "if (query.tile.split >= query.sequence.splits) query.range = {};", "", "length_pages_of_24"},
+      {"batch_folds_without_what_was_before", "sm90/sm90_whole_tiles.cuh", "own, factors.weights[i / 2]);",
+       "own, kernel::FoldedRow::Weights{0.f, factors.weights[i / 2].split});", "length_taken_whole_pages_of_8"},
+      {"batch_keeps_folded_rows", "sm90/sm90_whole_tiles.cuh", "folded = {};", "", "length_taken_whole_pages_of_8"},
+      {"batch_does_not_mark_whole_rows", "sm90/sm90_whole_tiles.cuh", "mark_whole(query, rows, row);", "",
+       "length_taken_whole_pages_of_40"},
+      {"batch_merges_from_the_last_split", "common/partial_merge.cuh",
+       "const FoldedRow::Weights weights{Base::shuffled(of_lane.so_far, from), Base::shuffled(of_lane.split, from)};",
+       "const FoldedRow::Weights weights{1.f, Base::shuffled(of_lane.split, from)};", "length_taken_whole_pages_of_8"},
+      {"batch_takes_whole_tiles_alone", "sm90/sm90_schedule.cuh",
+       "const int end = counts.longest <= whole_keys ? query_tiles : tiles;", "const int end = query_tiles;",
+       "length_taken_whole_pages_of_8"},
+      {"batch_cuts_whole_tiles_by_the_limit", "sm90/sm90_schedule.cuh", "take_whole(query, query.sequence.splits);",
+       "take_whole(query, params.splits);", "length_taken_whole_pages_of_8"},
+      {"batch_forgets_a_boundary", "sm90/sm90_forward.cuh", "if (leaves) this->enter_split(at.ahead);", "",
+       "length_taken_whole_pages_of_40"},
   };
   return mutations;
 }

@@ -15,6 +15,7 @@
 #include "emulator/invariance_run.hpp"
 #include "emulator/invariance_specs.hpp"
 #include "emulator/plan_run.hpp"
+#include "emulator/specs.hpp"
 #include "reference/forward.hpp"
 #include "support/extreme_case.hpp"
 #include "support/invariance_case.hpp"
@@ -242,7 +243,7 @@ const std::vector<Document>& batch_texts(const InvariantPath& path) {
 }
 
 /// How many calls give a request other bits than it has alone.
-int differing_batches(const InvariantPath& path, const std::string& kernel = {}) {
+int differing_batches(const InvariantPath& path, const std::string& kernel = {}, const std::string& merge = {}) {
   const std::vector<Document>& texts = batch_texts(path);
   const auto first = std::ranges::find(batch_paths(), path.arithmetic, &InvariantPath::arithmetic);
   int count = 0;
@@ -253,11 +254,11 @@ int differing_batches(const InvariantPath& path, const std::string& kernel = {})
     const ChunkCall alone(first->config, {chunk}, 0, 1);
     const RowBits wanted = alone.bits_of(run_chunks(*first, alone, {})).front();
     const Chunk others[] = {request.as_many(texts[1], kRows), request.as_many(texts[1], request.rows)};
-    const std::vector<Chunk> calls[] = {{chunk}, {others[0], chunk}, {others[1], chunk, others[0]}};
-    for (std::size_t place = 0; place < 3; ++place) {
+    std::vector<std::vector<Chunk>> calls{{chunk}, {others[0], chunk}, {others[1], chunk, others[0]}};
+    for (std::size_t place = 0; place < calls.size(); ++place) {
       const std::int64_t spare = std::int64_t{40} * static_cast<std::int64_t>(place);
       const ChunkCall call(path.config, calls[place], spare, 3 + place);
-      const InvariantRun run{.seed = 3 + place, .spare = spare, .kernel = kernel};
+      const InvariantRun run{.seed = 3 + place, .spare = spare, .kernel = kernel, .merge = merge};
       const std::vector<RowBits> found = call.bits_of(run_chunks(path, call, run));
       count += found[place == 0 ? 0 : 1] == wanted ? 0 : 1;
     }
@@ -296,12 +297,32 @@ TEST_P(InvariantBatches, AreThoseOfFloat64UpToRoundings) {
   EXPECT_LT(most, 8.0 / 256);  // no |v| reaches 6
 }
 
+/// Dense requests, whose query tiles are all taken whole and of whose splits none is left.
+TEST(InvariantDenseBatches, GiveARequestTheBitsThatItHasAloneOverPages) {
+  const InvariantPath path = dense_whole_path();
+  const std::vector<Document>& texts = batch_texts(path);
+  const auto first = std::ranges::find(batch_paths(), path.arithmetic, &InvariantPath::arithmetic);
+  for (const Request& request : {Request{1, 150}, {3, 97}, {2, 64}}) {
+    const Chunk chunk = request.of(texts[0]), other = request.as_many(texts[1], request.end);
+    const ChunkCall alone(first->config, {chunk}, 0, 1);
+    const RowBits wanted = alone.bits_of(run_chunks(*first, alone, {})).front();
+    for (const std::vector<Chunk>& chunks : {std::vector<Chunk>{chunk}, {chunk, other}, {chunk, other, other}}) {
+      const ChunkCall call(path.config, chunks, 0, 2);
+      EXPECT_EQ(call.bits_of(run_chunks(path, call, {.seed = 2})).front(), wanted)
+          << request.rows << " rows of " << request.end << ", " << chunks.size() << " requests";
+    }
+  }
+}
+
 class BatchMutants : public testing::TestWithParam<std::size_t> {};
 
 TEST_P(BatchMutants, HaveOtherBits) {
   const InvarianceMutation& mutation = batch_mutations()[GetParam()];
   try {
-    EXPECT_GT(differing_batches(path_of(mutation), "mutant " + mutation.name), 0) << mutation.before;
+    const InvariantPath& path = path_of(mutation);
+    const std::string mutant = "mutant " + mutation.name;
+    const bool of_merge = is_of_merge(mutation.header, path.spec);
+    EXPECT_GT(differing_batches(path, of_merge ? "" : mutant, of_merge ? mutant : ""), 0) << mutation.before;
   } catch (const NotWritten&) {
   } catch (const Fault&) {
   }

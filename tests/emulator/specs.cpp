@@ -322,7 +322,12 @@ KernelSpec combine_spec(const KernelSpec& split) {
   spec.warps = 4;
   spec.variants.sink = split.variants.sink;
   spec.accumulate = split.accumulate;
+  spec.as<fa::plan::ForwardCombine>().folds = split.length_keys() > 0;
   return spec;
+}
+
+bool is_of_merge(const std::string& header, const KernelSpec& split) {
+  return header == "common/forward_combine.cuh" || (header == "common/partial_merge.cuh" && split.length_keys() > 0);
 }
 
 KernelSpec backward_helper_spec(const KernelSpec& main, Op op) {

@@ -27,6 +27,8 @@ int splits_of(const fa::plan::KernelSpec& spec, int wanted);
 
 /// The combine kernel that goes with a split kernel.
 fa::plan::KernelSpec combine_spec(const fa::plan::KernelSpec& split);
+/// Whether a mutation of `header` is of the kernel that merges the splits of `split`.
+bool is_of_merge(const std::string& header, const fa::plan::KernelSpec& split);
 
 /// A small kernel that goes with a backward kernel.
 fa::plan::KernelSpec backward_helper_spec(const fa::plan::KernelSpec& main, fa::plan::Op op);

@@ -342,5 +342,40 @@ TEST_F(BatchInvariance, PagesAndLimitsChangeNoBits) {
   }
 }
 
+/// Of many requests blocks take query tiles whole, and of lengths that differ the short ones. Alone each split is a
+/// block's.
+TEST_F(BatchInvariance, WholeTilesChangeNoBits) {
+  struct Setting {
+    int d, page_size;
+    std::int64_t rows;
+    bool differ;  // lengths
+  };
+  for (const auto& [d, page_size, rows, differ] :
+       {Setting{64, 0, 3, false}, {128, 0, 1, false}, {64, 16, 1, false}, {128, 16, 3, false}, {128, 16, 1, true}}) {
+    AttentionConfig config;
+    config.head_dim = d;
+    config.causal = true;
+    config.sink = d == 64;
+    config.page_size = page_size;
+    config.invariance = Invariance::batch;
+    Attention attention = Attention::create(config);
+    const std::int64_t requests = page_size == 0 ? 63 : 127;  // of two KV heads
+    const std::int64_t longest = 1600;
+    const Document texts[] = {make_document(config, kHeadsQ, kHeadsKv, longest, 270),
+                              make_document(config, kHeadsQ, kHeadsKv, longest, 271)};
+    std::vector<Chunk> many;
+    for (std::int64_t i = 0; i < requests; ++i) {
+      const std::int64_t length = differ ? (i * 977 + 100) % 1500 + rows : longest;
+      many.push_back({&texts[i % 2], length - rows, length});
+    }
+    const std::vector<RowBits> together = OnDevice(ChunkCall(config, many, 0, 5), config).run(attention);
+    for (const std::size_t i : {0, 1, 8, 62}) {
+      EXPECT_EQ(together[i], OnDevice(ChunkCall(config, {many[i]}, 0, 6), config).run(attention).front())
+          << d << ", page_size " << page_size << ", " << rows << " rows, request " << i << " of " << many[i].end
+          << " keys";
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fa::test

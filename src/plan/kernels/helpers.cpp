@@ -41,6 +41,7 @@ constexpr Field kForwardCombineFields[] = {
     field<&SpecHead::warps>("warps").as("kWarps"),
     derived("kOverlaps", overlaps_others, "with the kernel before it"),
     field<&SpecHead::accumulate>("accumulate").when_set().as("kAccumulate", "to what o and lse hold"),
+    field<&ForwardCombine::folds>("folds").when_set().as("kFoldsSplits", "as a block that has them all does"),
 };
 constexpr Kernel kForwardCombine{
     .name = "forward_combine",

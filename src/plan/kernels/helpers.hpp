@@ -8,6 +8,8 @@ struct Kernel;
 
 /// Of a split forward's partial results.
 struct ForwardCombine {
+  bool folds = false;  ///< one split after the other, by the operations of a block that has all of a query tile
+
   static const Kernel& kernel() noexcept;
   friend bool operator==(const ForwardCombine&, const ForwardCombine&) = default;
 };

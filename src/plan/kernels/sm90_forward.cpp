@@ -77,6 +77,7 @@ constexpr Field kFields[] = {
     field<&Sm90Forward::length_keys>("length_keys")
         .when_above_0()
         .as("kLengthKeys", "at least of a split: as many as a request's length has"),
+    field<&Sm90Forward::whole_tiles>("whole_tiles").when_set().as("kWholeTiles").by_call(),
     field<&Sm90Forward::wide_boxes>("wide_boxes").when_set().as("kWideBoxes").open("Copies of all columns of pages"),
     field<&Sm90Forward::evict_first>("evict_first")
         .when_set()
@@ -135,6 +136,7 @@ constinit const ForwardFamily kSm90ForwardFamily{
     .misfit = sm90_forward_misfit,
     .obstacle = sm90_copy_obstacle,
     .form_clusters = sm90_forward_form_clusters,
+    .takes_whole = sm90_forward_takes_whole,
     .packs = packs,
     .may_have_reach = sm90_forward_may_have_reach,
     .scheduled_keys = sm90_forward_scheduled_keys,

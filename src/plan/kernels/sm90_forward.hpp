@@ -22,6 +22,7 @@ struct Sm90Forward {
   bool evict_first = false;     ///< K and V are the first to leave the L2 cache
   int split_blocks = 1;         ///< blocks of a cluster, which share the keys of a query tile and merge what they have
   int length_keys = 0;          ///< splits follow from a request's length, of so many keys at least; 0: from the call
+  bool whole_tiles = false;     ///< a block folds such splits of the query tiles that it takes whole
   int split_keys = 0;           ///< fixed split size: the softmax of so many keys is formed alone; 0: none
 
   static const Kernel& kernel() noexcept;

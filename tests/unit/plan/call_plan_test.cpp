@@ -143,7 +143,7 @@ TEST(CallPlan, SplitsOfFewRowsMayHaveAMultiprocessorEach) {
     plan_forward_call(p, c.fixed, false, &planned);
     const Step& step = planned.call.steps().front();
     planned.call.bind(planned.call.workspace.addresses(at(kBase), nullptr));
-    EXPECT_EQ(planned.call.forward_params.attention.base.alone, c.alone ? 1 : 0) << c.s_q;
+    EXPECT_EQ(planned.call.forward_params.attention.base.merge.beside_lone, c.alone) << c.s_q;
     EXPECT_EQ(step.shared, c.alone ? sm90::kMoreThanHalf : 0) << c.s_q;
     if (!c.alone) continue;
     EXPECT_LT(shared_bytes(planned.kernels[Role::attention]), step.shared);

@@ -93,6 +93,12 @@ TEST(InvariantPlans, OfRowsHaveOneArithmeticWhateverTheCall) {
   }
 }
 
+/// A kernel but for who takes which splits, which changes no bit.
+KernelSpec whoever_takes_splits(KernelSpec spec) {
+  if (spec.is<Sm90Forward>()) spec.as<Sm90Forward>().whole_tiles = false;
+  return spec;
+}
+
 TEST(InvariantPlans, OfABatchAreThoseOfARequestAlone) {
   std::mt19937 random(2);
   for (const char* arch : {"sm_80", "sm_90a"}) {
@@ -108,7 +114,52 @@ TEST(InvariantPlans, OfABatchAreThoseOfARequestAlone) {
       }
       const Choice choice = choose(problem, {});
       EXPECT_EQ(choice.splits, choose(alone, {}).splits);
-      EXPECT_EQ(canonical(plan_forward(problem, {}).kernel), canonical(plan_forward(alone, {}).kernel));
+      EXPECT_EQ(canonical(whoever_takes_splits(plan_forward(problem, {}).kernel)),
+                canonical(whoever_takes_splits(plan_forward(alone, {}).kernel)));
+    }
+  }
+}
+
+/// Query tiles are taken whole where that takes less rounds of blocks, in few rows. Dense calls have no merge then.
+TEST(InvariantPlans, OfManyRequestsBlocksTakeQueryTilesWhole) {
+  struct Call {
+    std::int64_t b, s_q, s_kv;
+    int d;
+    bool whole;
+  };
+  for (const auto& [b, s_q, s_kv, d, whole] : {Call{1, 1, 8192, 128, false},
+                                               {8, 1, 8192, 128, false},
+                                               {16, 1, 8192, 128, false},
+                                               {20, 1, 8192, 128, false},
+                                               {32, 1, 8192, 128, true},
+                                               {64, 1, 8192, 128, true},
+                                               {64, 4, 8192, 128, true},
+                                               {64, 5, 8192, 128, false},
+                                               {256, 1, 1024, 128, true},
+                                               {64, 1, 8192, 256, false},
+                                               {8, 1, 8192, 64, false},
+                                               {16, 1, 8192, 64, true}}) {
+    for (const int page_size : {0, 16, -1}) {
+      Problem problem = problem_of("sm_90a", DType::bf16, d, d, Invariance::batch);
+      problem.h_q = 32;
+      problem.h_kv = 8;
+      problem.b = b;
+      problem.s_q = s_q;
+      problem.s_kv = s_kv;
+      problem.page_size = page_size;
+      const Choice choice = choose(problem, {});
+      const ForwardPlan plan = plan_forward(problem, {});
+      EXPECT_EQ(choice.whole_tiles, whole) << b << ", s_q " << s_q << ", d " << d << ", page_size " << page_size;
+      EXPECT_EQ(plan.kernel.whole_tiles(), whole);
+      EXPECT_EQ(plan.combine.as<ForwardCombine>().folds, plan.kernel.length_keys() > 0);
+      if (!whole) continue;
+      EXPECT_EQ(choice.leaves_splits(), page_size != 0);
+      for (const bool dropout : {false, true}) {
+        Problem other = problem;
+        (dropout ? other.dropout : other.bounded) = true;
+        if (dropout && page_size != 0) continue;
+        EXPECT_FALSE(choose(other, {}).whole_tiles);
+      }
     }
   }
 }
@@ -141,7 +192,7 @@ TEST(InvariantPlans, OfABatchOverPagesSplitRequestsByTheirLengths) {
           // diagonal.
           auto& own = std::get<Sm90Forward>(spec.own);
           own.dynamic = own.skips_hidden = own.own_ends = own.take_turns = false;
-          own.wide_boxes = false;
+          own.wide_boxes = own.whole_tiles = false;
           own.softmax_chunks = 1;
           spec.page_size = 0;
           spec.bounded = false;

@@ -339,11 +339,11 @@ TEST(Choice, SlotsAreDenseAndUnique) {
   }
   // A new member of Choice breaks this binding: it needs a bit of the slot.
   const auto [aligned, short_query, pack_gqa, many_diagonals, dynamic, many_rows, long_rows, exact_max, affine_reach,
-              scheduled, own_parts, splits_request, few_rows, shares_splits, multicast, family, splits, split_blocks] =
-      Choice{};
+              scheduled, own_parts, splits_request, few_rows, shares_splits, whole_tiles, all_whole, multicast, family,
+              splits, split_blocks] = Choice{};
   const bool any = short_query || pack_gqa || many_diagonals || dynamic || many_rows || long_rows || exact_max ||
                    affine_reach || scheduled || own_parts || splits_request || few_rows > 0 || shares_splits ||
-                   splits > 1 || split_blocks > 1 || multicast;
+                   splits > 1 || split_blocks > 1 || multicast || whole_tiles || all_whole;
   EXPECT_EQ(Choice{}.slot(), (aligned ? 1 : 0) + (any || family == Family::sm90 ? 2 : 0));
 }
 
