@@ -21,6 +21,7 @@ namespace fa::sm90 {
 template <bool kBiased, int kLogFactor, int kPolynomials, bool kLateSums>
 struct Fp8Softmax {
   static constexpr float kShift = static_cast<float>(kLogFactor);
+  static constexpr int kChains = 2;  // of dependent maxima, of a row
 
   float greatest[2] = {-kernel::kInfinity, -kernel::kInfinity};  // score of the row, before the scale; -inf: no key yet
   float sum[2] = {0.f, 0.f};                                     // of this thread's columns
@@ -29,7 +30,7 @@ struct Fp8Softmax {
   /// Turns scores into P in place. True when one of the warp's rows has a greater maximum.
   template <int kCount>
   FA_DEVICE bool update(float (&s)[kCount], const float (&scale_log2)[2]) {
-    int own[2];
+    int own[2][kChains];
     find_own_greatest(own, s);
     float subtracted[2];
     bool rises = false;
@@ -98,7 +99,6 @@ struct Fp8Softmax {
   static constexpr float kUnshift = kLogFactor == 8 ? 1.f / 256.f : 1.f;
   static_assert(kLogFactor == 0 || kLogFactor == 8);
   static constexpr float kLeast = -3.4e38f;  // finite: a row without keys subtracts it from -inf
-  static constexpr int kChains = 2;          // of dependent maxima, of a row
   static constexpr int kBitsBelowAll = -0x7fffffff - 1;
   // Scaled scores from here on are looked at: far ones, and all whose P counts beside them.
   static constexpr float kLarge = kernel::kLargestOffset / 2;
@@ -126,30 +126,28 @@ struct Fp8Softmax {
   /// Bits of a thread's greatest scores, which are searched as whole numbers, three at a time: of negative floats these
   /// have another order.
   template <int kCount>
-  FA_DEVICE static void find_own_greatest(int (&own)[2], const float (&s)[kCount]) {
-    int highest[2][kChains];
+  FA_DEVICE static void find_own_greatest(int (&own)[2][kChains], const float (&s)[kCount]) {
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
       FA_UNROLL
-      for (int c = 0; c < kChains; ++c) highest[r][c] = kBitsBelowAll;
+      for (int c = 0; c < kChains; ++c) own[r][c] = kBitsBelowAll;
     }
     FA_UNROLL
     for (int i = 0; i < kCount; i += 2) {
-      int& chain = highest[i / 2 % 2][i / 4 % kChains];
+      int& chain = own[i / 2 % 2][i / 4 % kChains];
       chain = ptx::max3(chain, static_cast<int>(ptx::bits(s[i])), static_cast<int>(ptx::bits(s[i + 1])));
     }
-    FA_UNROLL
-    for (int r = 0; r < 2; ++r) own[r] = ptx::max3(highest[r][0], highest[r][1], kBitsBelowAll);
   }
+  FA_DEVICE static int greater(const int (&chains)[kChains]) { return ptx::max3(chains[0], chains[1], kBitsBelowAll); }
 
   /// True when no row of the warp has a score above its maximum, and none is what `follow` looks at. Maxima below 0 are
   /// left to it, since bits of what is below them may not be found.
-  FA_DEVICE bool stays(const int (&own)[2], float (&subtracted)[2], const float (&scale_log2)[2]) const {
+  FA_DEVICE bool stays(const int (&own)[2][kChains], float (&subtracted)[2], const float (&scale_log2)[2]) const {
     bool all = true;
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
       subtracted[r] = ptx::fma(greatest[r], scale_log2[r], -kShift);
-      all = all && ptx::from_bits(static_cast<uint32_t>(own[r])) <= greatest[r] && greatest[r] >= 0.f &&
+      all = all && ptx::from_bits(static_cast<uint32_t>(greater(own[r]))) <= greatest[r] && greatest[r] >= 0.f &&
             subtracted[r] <= kLarge;
     }
     return !ptx::vote_any(!all);
@@ -157,7 +155,8 @@ struct Fp8Softmax {
 
   /// Takes the maxima of a KV tile. True when one of the warp's rows has a greater one.
   template <int kCount>
-  FA_DEVICE bool follow(float (&s)[kCount], const int (&own)[2], float (&subtracted)[2], const float (&scale_log2)[2]) {
+  FA_DEVICE bool follow(float (&s)[kCount], const int (&own)[2][kChains], float (&subtracted)[2],
+                        const float (&scale_log2)[2]) {
     float before[2];
     float score[2];
     FA_UNROLL
@@ -178,12 +177,13 @@ struct Fp8Softmax {
 
   /// Of a KV tile's rows, or what is less than `greatest`. True where `subtract_first` has to look.
   template <int kCount>
-  FA_DEVICE bool find_greatest(float (&score)[2], const int (&own)[2], const float (&s)[kCount],
+  FA_DEVICE bool find_greatest(float (&score)[2], const int (&own)[2][kChains], const float (&s)[kCount],
                                const float (&scale_log2)[2]) const {
     bool rare = false;
-    int bits[2] = {own[0], own[1]};
+    int bits[2];
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
+      bits[r] = greater(own[r]);
       rare = rare || (bits[r] <= 0 && greatest[r] < 0.f);
       rare = rare || !(ptx::from_bits(static_cast<uint32_t>(bits[r])) * scale_log2[r] <= kLarge);
     }
