@@ -42,10 +42,11 @@ struct Fp8Forward : Fp8Block<Config> {
   using Traits::kTileN, Traits::kStages, Traits::kQBuffers, Traits::kWorks, Traits::kConsumers, Traits::kSSteps,
       Traits::kPSteps, Traits::kSlices, Traits::kValueColumns, Traits::kWindowed, Traits::kPingpong, Traits::kAhead,
       Traits::kSingleLevel, Traits::kKeyScales, Traits::kValueScales, Traits::kPrecise, Traits::kInt8, Traits::kBiased,
-      Traits::kHalfBytes, Traits::kSharedScales, Traits::kScalesOfAll, Traits::kOwnRanges, Traits::kProducerRegisters,
-      Traits::kConsumerRegisters, Base::params, Base::q_shared, Base::k_shared, Base::v_shared, Base::k_full,
-      Base::k_empty, Base::v_full, Base::v_empty, Base::q_full, Base::q_empty, Base::init_barriers, Base::release,
-      Base::read_work, Base::lengths_of, Base::first_row_of, Base::has_row, Base::own_range_end, Base::tiles_of;
+      Traits::kHalfBytes, Traits::kSharedScales, Traits::kScalesOfAll, Traits::kLateSums, Traits::kOwnRanges,
+      Traits::kProducerRegisters, Traits::kConsumerRegisters, Base::params, Base::q_shared, Base::k_shared,
+      Base::v_shared, Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_full, Base::q_empty,
+      Base::init_barriers, Base::release, Base::read_work, Base::lengths_of, Base::first_row_of, Base::has_row,
+      Base::own_range_end, Base::tiles_of;
 
   using Base::Base;
 
@@ -278,6 +279,10 @@ struct Fp8Forward : Fp8Block<Config> {
       for (int slice = 0; slice < kSlices; ++slice) {
         issue_output(added, pairs, at.v_slot.index, slice, false);
         if (kAhead && slice == kSlices - 1) break;
+        if constexpr (kLateSums) {
+          at.softmax.add_sums(at.s);
+          ptx::settle(at.softmax.sum[0] + at.softmax.sum[1], this->work_shared(0));
+        }
         ptx::wgmma_wait<0>();
         ptx::wgmma_tie(added);
         add(at.o[slice], added, at);

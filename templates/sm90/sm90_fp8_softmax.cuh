@@ -16,10 +16,12 @@ namespace fa::sm90 {
 /// of products of i8 above kernel::kInt8Bias, which the fma that subtracts the greatest takes away.
 ///
 /// kLogFactor: log2 of what P is multiplied with, 8, or 0 where its bytes are of 2^8 times P. kPolynomials of 8
-/// exponentials are polynomials.
-template <bool kBiased, int kLogFactor, int kPolynomials>
+/// exponentials are polynomials. kLateSums: `update` leaves sums to `add_sums`, and what follows a greater maximum is
+/// behind a branch of its own.
+template <bool kBiased, int kLogFactor, int kPolynomials, bool kLateSums>
 struct Fp8Softmax {
   static constexpr float kShift = static_cast<float>(kLogFactor);
+  static constexpr int kChains = 2;  // of dependent maxima, of a row
 
   float greatest[2] = {-kernel::kInfinity, -kernel::kInfinity};  // score of the row, before the scale; -inf: no key yet
   float sum[2] = {0.f, 0.f};                                     // of this thread's columns
@@ -28,32 +30,30 @@ struct Fp8Softmax {
   /// Turns scores into P in place. True when one of the warp's rows has a greater maximum.
   template <int kCount>
   FA_DEVICE bool update(float (&s)[kCount], const float (&scale_log2)[2]) {
-    float before[2];
-    float score[2];
+    int own[2][kChains];
+    find_own_greatest(own, s);
     float subtracted[2];
-    FA_UNROLL
-    for (int r = 0; r < 2; ++r) before[r] = greatest[r];
-    const bool rare = find_greatest(score, s, scale_log2);
     bool rises = false;
-    FA_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      greatest[r] = ptx::max(score[r], greatest[r]);
-      rises = rises || greatest[r] > before[r];
-      subtracted[r] = reference(greatest[r], scale_log2[r]);
-      // From the very numbers that P was and will be computed with: exactly 1 for a row whose maximum stayed.
-      factor[r] = ptx::ex2(reference(before[r], scale_log2[r]) - subtracted[r]);
-    }
-    if (rare) subtract_first(s, subtracted, before, scale_log2);
+    if constexpr (kLateSums) factor[0] = factor[1] = 1.f;
+    if (!kLateSums || !stays(own, subtracted, scale_log2)) rises = follow(s, own, subtracted, scale_log2);
     float total[2][2] = {};
     FA_UNROLL
     for (int i = 0; i < kCount; ++i) {
       const int r = i / 2 % 2;
       s[i] = exponential(ptx::fma(s[i], scale_log2[r], -subtracted[r]), i % 8 < kPolynomials);
-      total[r][i % 2] += s[i];
+      if constexpr (!kLateSums) total[r][i % 2] += s[i];
     }
+    if constexpr (!kLateSums) add(total);
+    return rises;
+  }
+
+  /// P of a KV tile, in place of its scores.
+  template <int kCount>
+  FA_DEVICE void add_sums(const float (&p)[kCount]) {
+    float total[2][2] = {};
     FA_UNROLL
-    for (int r = 0; r < 2; ++r) sum[r] = ptx::fma(sum[r], factor[r], total[r][0] + total[r][1]);
-    return ptx::vote_any(rises);
+    for (int i = 0; i < kCount; ++i) total[i / 2 % 2][i % 2] += p[i];
+    add(total);
   }
 
   /// Sums over the quad; afterwards `sum` is the softmax denominator.
@@ -91,10 +91,14 @@ struct Fp8Softmax {
   }
 
  private:
+  FA_DEVICE void add(const float (&total)[2][2]) {
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) sum[r] = ptx::fma(sum[r], factor[r], total[r][0] + total[r][1]);
+  }
+
   static constexpr float kUnshift = kLogFactor == 8 ? 1.f / 256.f : 1.f;
   static_assert(kLogFactor == 0 || kLogFactor == 8);
   static constexpr float kLeast = -3.4e38f;  // finite: a row without keys subtracts it from -inf
-  static constexpr int kChains = 2;          // of dependent maxima, of a row
   static constexpr int kBitsBelowAll = -0x7fffffff - 1;
   // Scaled scores from here on are looked at: far ones, and all whose P counts beside them.
   static constexpr float kLarge = kernel::kLargestOffset / 2;
@@ -119,26 +123,67 @@ struct Fp8Softmax {
     return score != -kernel::kInfinity && !(ptx::abs(reference) <= kernel::kLargestOffset);
   }
 
-  /// Of a KV tile's rows, or what is less than `greatest`. True where `subtract_first` has to look. Bits of floats are
-  /// searched as whole numbers, three at a time: of negative floats these have another order.
+  /// Bits of a thread's greatest scores, which are searched as whole numbers, three at a time: of negative floats these
+  /// have another order.
   template <int kCount>
-  FA_DEVICE bool find_greatest(float (&score)[2], const float (&s)[kCount], const float (&scale_log2)[2]) const {
-    int highest[2][kChains];
+  FA_DEVICE static void find_own_greatest(int (&own)[2][kChains], const float (&s)[kCount]) {
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
       FA_UNROLL
-      for (int c = 0; c < kChains; ++c) highest[r][c] = kBitsBelowAll;
+      for (int c = 0; c < kChains; ++c) own[r][c] = kBitsBelowAll;
     }
     FA_UNROLL
     for (int i = 0; i < kCount; i += 2) {
-      int& chain = highest[i / 2 % 2][i / 4 % kChains];
+      int& chain = own[i / 2 % 2][i / 4 % kChains];
       chain = ptx::max3(chain, static_cast<int>(ptx::bits(s[i])), static_cast<int>(ptx::bits(s[i + 1])));
     }
+  }
+  FA_DEVICE static int greater(const int (&chains)[kChains]) { return ptx::max3(chains[0], chains[1], kBitsBelowAll); }
+
+  /// True when no row of the warp has a score above its maximum, and none is what `follow` looks at. Maxima below 0 are
+  /// left to it, since bits of what is below them may not be found.
+  FA_DEVICE bool stays(const int (&own)[2][kChains], float (&subtracted)[2], const float (&scale_log2)[2]) const {
+    bool all = true;
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      subtracted[r] = ptx::fma(greatest[r], scale_log2[r], -kShift);
+      all = all && ptx::from_bits(static_cast<uint32_t>(greater(own[r]))) <= greatest[r] && greatest[r] >= 0.f &&
+            subtracted[r] <= kLarge;
+    }
+    return !ptx::vote_any(!all);
+  }
+
+  /// Takes the maxima of a KV tile. True when one of the warp's rows has a greater one.
+  template <int kCount>
+  FA_DEVICE bool follow(float (&s)[kCount], const int (&own)[2][kChains], float (&subtracted)[2],
+                        const float (&scale_log2)[2]) {
+    float before[2];
+    float score[2];
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) before[r] = greatest[r];
+    const bool rare = find_greatest(score, own, s, scale_log2);
+    bool rises = false;
+    FA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      greatest[r] = ptx::max(score[r], greatest[r]);
+      rises = rises || greatest[r] > before[r];
+      subtracted[r] = reference(greatest[r], scale_log2[r]);
+      // From the very numbers that P was and will be computed with: exactly 1 for a row whose maximum stayed.
+      factor[r] = ptx::ex2(reference(before[r], scale_log2[r]) - subtracted[r]);
+    }
+    if (rare) subtract_first(s, subtracted, before, scale_log2);
+    return ptx::vote_any(rises);
+  }
+
+  /// Of a KV tile's rows, or what is less than `greatest`. True where `subtract_first` has to look.
+  template <int kCount>
+  FA_DEVICE bool find_greatest(float (&score)[2], const int (&own)[2][kChains], const float (&s)[kCount],
+                               const float (&scale_log2)[2]) const {
     bool rare = false;
     int bits[2];
     FA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      bits[r] = ptx::max3(highest[r][0], highest[r][1], kBitsBelowAll);
+      bits[r] = greater(own[r]);
       rare = rare || (bits[r] <= 0 && greatest[r] < 0.f);
       rare = rare || !(ptx::from_bits(static_cast<uint32_t>(bits[r])) * scale_log2[r] <= kLarge);
     }

@@ -146,6 +146,10 @@ struct Fp8Traits {
   static constexpr int kValueColumns = kSingleLevel ? kHeadDimV : Config::kValueColumns;
   static constexpr int kSlices = kHeadDimV / kValueColumns;
 
+  // Sums of P are made beside its product, which has registers apart from those of P.
+  static constexpr bool kLateSums =
+      kPingpong && !kInt8 && !kAhead && !kSingleLevel && !kValueScales && kSlices == 1 && kValueColumns != kTileN;
+
   static_assert(kTileM % kWarpgroupRows == 0 && kConsumers >= 1 && kConsumers <= 4, "64 query rows a warpgroup");
   static_assert(kTileN % (kPrecise ? 16 : 32) == 0 && kTileN <= 256, "keys are consumed so many at a time");
   static_assert(kHeadDimQk % 16 == 0 && kHeadDimV % 16 == 0 && kHeadDimQk <= 256 && kHeadDimV <= 256, "head dims");
@@ -178,7 +182,7 @@ struct Fp8Traits {
   using Rows = kernel::RowMap<Config::kPackGqa>;
   // Scores of i8 reach the softmax above kernel::kInt8Bias where nothing else has to be made of them.
   static constexpr bool kBiased = kInt8 && !kKeyScales && !Variant::kScore;
-  using Softmax = Fp8Softmax<kBiased, kHalfBytes ? 0 : 8, kPolynomials>;
+  using Softmax = Fp8Softmax<kBiased, kHalfBytes ? 0 : 8, kPolynomials, kLateSums>;
   using KeyNumbers = AffineProduct<kernel::bf16, kTileN>;
   using Mask = kernel::KeepMask<kernel::ceil_div(kTileN, 32)>;
   using Loaded = uint32_t[2][1];

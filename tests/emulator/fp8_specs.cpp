@@ -94,6 +94,7 @@ constexpr Shape kShapes[] = {
 };
 constexpr std::size_t kOfInt8 = 22, kOfInt8Scales = 24;
 constexpr std::size_t kOfSplits = 28, kOfInt8Splits = 29, kOfHalfBytes = 33, kOfPolynomials = 34, kOfSharedScales = 37;
+constexpr std::size_t kOfLateSums = 41;
 constexpr std::size_t kOfBytes = 11, kOfKeyScales = 15, kOfPrecise = 16, kOfPreciseScales = 20;
 constexpr Shape kPackedShapes[] = {
     {DType::e4m3, 64, 64, 128, 64, 2, 2, 64, true, true, true, false, false, false},
@@ -499,6 +500,17 @@ std::vector<Fp8Mutation> key_scale_mutations() {
            {}}};
 }
 
+/// Sums beside the product of P, and maxima that stay.
+std::vector<Fp8Mutation> late_sum_mutations() {
+  return {{"fp8_greater_scores_are_not_followed",
+           kSoftmax,
+           "ptx::from_bits(static_cast<uint32_t>(greater(own[r]))) <= greatest[r] && greatest[r] >= 0.f",
+           "greater(own[r]) != -1 && greatest[r] >= 0.f",
+           {},
+           kOfLateSums},
+          {"fp8_sums_left_out", kForward, "at.softmax.add_sums(at.s);", "", {}, kOfLateSums}};
+}
+
 /// Pages.
 std::vector<Fp8Mutation> page_mutations() {
   const std::size_t of_pages = place_of_pages();
@@ -675,7 +687,7 @@ std::vector<Fp8Mutation> override_mutations() {
 const std::vector<Fp8Mutation>& fp8_mutations() {
   static const std::vector<Fp8Mutation> all =
       joined({precise_mutations(), operand_mutations(), product_mutations(), key_scale_mutations(), page_mutations(),
-              int8_mutations(), split_mutations(), override_mutations(),
+              int8_mutations(), split_mutations(), override_mutations(), late_sum_mutations(),
               sm80_fp8_mutations({std::size(kShapes), fp8_specs().size() + std::size(kPackedShapes),
                                   place_of_pages() + std::size(kPagedShapes)})});
   return all;
