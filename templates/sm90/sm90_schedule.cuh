@@ -195,7 +195,7 @@ struct Schedule : ForwardBlock<Traits> {
   FA_DEVICE void take_whole(Query& query, int splits) const {
     const int begin = query.range.begin;
     query.tile.split = splits - 1;
-    look_for_keys(query);
+    look<true>(query);
     query.range.begin = begin;
     query.whole = true;
   }
@@ -229,20 +229,14 @@ struct Schedule : ForwardBlock<Traits> {
     body(query);
   }
 
-  /// What a query tile sees, and where it is.
+  /// What a query tile sees, and where it is. kAgain: what another split of it sees.
+  template <bool kAgain = false>
   FA_DEVICE void look(Query& query) const {
-    if constexpr (kPaged) query.sequence = kernel::request_of<kVarlen>(params, query.tile.batch);
-    if constexpr (kPaged && Base::kLeavesSplits) query.sequence.splits = splits_of_request(query);
-    if constexpr (kPostsFirstRow) query.first_row = place_of(query);
-    look_for_keys(query);
-    const Rows rows{params.group, query.tile.head};
-    if constexpr (kPaged) query.pages = pages_of(query);
-    query.kv_head = rows.kv_head();
-    query.head_in_group = Config::kPackGqa ? 0 : query.tile.head - query.kv_head * params.group;
-  }
-
-  /// The KV tiles that are its part of those.
-  FA_DEVICE void look_for_keys(Query& query) const {
+    if constexpr (!kAgain) {
+      if constexpr (kPaged) query.sequence = kernel::request_of<kVarlen>(params, query.tile.batch);
+      if constexpr (kPaged && Base::kLeavesSplits) query.sequence.splits = splits_of_request(query);
+      if constexpr (kPostsFirstRow) query.first_row = place_of(query);
+    }
     const Rows rows{params.group, query.tile.head};
     const int first = first_row_of(query);
     const int end = row_count(query);
@@ -261,6 +255,11 @@ struct Schedule : ForwardBlock<Traits> {
     }
     if constexpr (kLengthSplits) {
       if (query.tile.split >= query.sequence.splits) query.range = {};
+    }
+    if constexpr (!kAgain) {
+      if constexpr (kPaged) query.pages = pages_of(query);
+      query.kv_head = rows.kv_head();
+      query.head_in_group = Config::kPackGqa ? 0 : query.tile.head - query.kv_head * params.group;
     }
   }
 
