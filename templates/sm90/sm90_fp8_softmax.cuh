@@ -35,7 +35,11 @@ struct Fp8Softmax {
     float subtracted[2];
     bool rises = false;
     if constexpr (kLateSums) factor[0] = factor[1] = 1.f;
-    if (!kLateSums || !stays(own, subtracted, scale_log2)) rises = follow(s, own, subtracted, scale_log2);
+    if constexpr (kLateSums) {
+      if (!stays(own, subtracted, scale_log2)) rises = ptx::vote_any(follow(s, own, subtracted, scale_log2));
+    } else {
+      rises = follow(s, own, subtracted, scale_log2);
+    }
     float total[2][2] = {};
     FA_UNROLL
     for (int i = 0; i < kCount; ++i) {
@@ -43,8 +47,9 @@ struct Fp8Softmax {
       s[i] = exponential(ptx::fma(s[i], scale_log2[r], -subtracted[r]), i % 8 < kPolynomials);
       if constexpr (!kLateSums) total[r][i % 2] += s[i];
     }
-    if constexpr (!kLateSums) add(total);
-    return rises;
+    if constexpr (kLateSums) return rises;
+    add(total);
+    return ptx::vote_any(rises);
   }
 
   /// P of a KV tile, in place of its scores.
@@ -153,7 +158,7 @@ struct Fp8Softmax {
     return !ptx::vote_any(!all);
   }
 
-  /// Takes the maxima of a KV tile. True when one of the warp's rows has a greater one.
+  /// Takes the maxima of a KV tile. True when one of the thread's rows has a greater one.
   template <int kCount>
   FA_DEVICE bool follow(float (&s)[kCount], const int (&own)[2][kChains], float (&subtracted)[2],
                         const float (&scale_log2)[2]) {
@@ -172,7 +177,7 @@ struct Fp8Softmax {
       factor[r] = ptx::ex2(reference(before[r], scale_log2[r]) - subtracted[r]);
     }
     if (rare) subtract_first(s, subtracted, before, scale_log2);
-    return ptx::vote_any(rises);
+    return rises;
   }
 
   /// Of a KV tile's rows, or what is less than `greatest`. True where `subtract_first` has to look.

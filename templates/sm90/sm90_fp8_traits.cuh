@@ -108,6 +108,7 @@ struct Fp8Traits {
   static constexpr bool kWaves = kRagged && !kernel::kBounded<Config>;
   static constexpr bool kPostsPieces = false;
   static constexpr bool kTwoPlaces = false, kFixedSplits = false, kShares = false;
+  static constexpr bool kWholeTiles = false;
   static constexpr bool kLeavesSplits = Config::kSplit;
   static constexpr int kSplitTiles = 1;
   static constexpr bool kMergesInCluster = false, kInCluster = false;
