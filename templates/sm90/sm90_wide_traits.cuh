@@ -52,6 +52,7 @@ struct WideTraits {
   static constexpr bool kPaged = kPageSize != 0;
   static constexpr bool kRagged = kVarlen || kPaged;
   static constexpr bool kScheduled = kernel::kScheduled<Config>;
+  static constexpr bool kWholeTiles = false;
   static constexpr bool kPostsPieces = false;  // beside work descriptors
   static constexpr bool kTwoPlaces = false, kFixedSplits = false, kShares = false;
   static constexpr bool kLeavesSplits = Config::kSplit;
