@@ -431,9 +431,9 @@ struct Schedule : ForwardBlock<Traits> {
   /// A consumer's place in the stream of KV tiles.
   struct Cursor {
     Query query;
-    int n;                             // place in the range
-    int listed;                        // KV tile of that place, where there are tile lists
-    [[maybe_unused]] int split_begin;  // with kWholeTiles: the KV tile that its split begins with
+    int n;                                 // place in the range
+    int listed;                            // KV tile of that place, where there are tile lists
+    [[maybe_unused]] int split_begin = 0;  // with kWholeTiles: the KV tile that its split begins with
   };
 
   /// The split of the next KV tile, which the query has from here on. Of a tile that is not whole the only one.
