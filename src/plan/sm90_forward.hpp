@@ -37,6 +37,9 @@ bool sm90_forward_splits_request(const Problem& problem, const Fixed& fixed, con
 
 /// Lets the blocks of a cluster merge the splits of tiles of few rows, where that is faster than another kernel.
 void sm90_forward_form_clusters(const Problem& problem, const Fixed& fixed, Choice& choice) noexcept;
+
+/// Whether blocks take all splits of a query tile where those follow from a length: in few rows, if that takes less
+/// rounds of blocks than a split each.
 bool sm90_forward_takes_whole(const Problem& problem, const Choice& choice) noexcept;
 
 /// Whether thread blocks share keys over pages, and find their parts by themselves: of a call without a schedule, of so
