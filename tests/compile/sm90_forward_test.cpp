@@ -162,6 +162,30 @@ TEST(Sm90ForwardCompile, InvariantBatchesOverPages) {
   }
 }
 
+/// Of many requests blocks take query tiles whole.
+TEST(Sm90ForwardCompile, InvariantBatchesOfManyRequests) {
+  std::size_t turn = 0;
+  for (const int d : {64, 96, 128}) {
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      for (const int page_size : {0, 16, -1, 8}) {
+        plan::Problem problem = problem_of({d, d, dtype, dtype == DType::bf16});
+        problem.invariance = Invariance::batch;
+        problem.page_size = page_size;
+        problem.h_q = 32;
+        problem.h_kv = 8;
+        problem.b = 64;
+        problem.s_q = 1;
+        problem.s_kv = 8192;
+        const plan::ForwardPlan planned = plan::plan_forward(problem, {});
+        EXPECT_TRUE(planned.kernel.whole_tiles());
+        if (test::tries(turn++, 6)) {
+          EXPECT_EQ(expect_compiles(planned.kernel), 0);
+        }
+      }
+    }
+  }
+}
+
 /// Query tiles of ragged batches from a counter: each head dim with one kind of batch, over pages causal.
 TEST(Sm90ForwardCompile, CountersOfRaggedBatches) {
   constexpr int kPageSizes[] = {16, 0, -1, 64};
