@@ -45,6 +45,8 @@ def parse(arguments=None):
     parser.add_argument("--schemes", default="all", help="of parallel_bench, as ring,all_gather:2; default: all of them")
     parser.add_argument("--layout", default="zigzag")
     parser.add_argument("--packed", action="store_true", help="a packed batch; PyTorch has none")
+    parser.add_argument("--transfers", choices=("automatic", "messages", "puts"), default="automatic", help="of fa")
+    parser.add_argument("--copied", action="store_true", help="K and V do not lie in memory that ranks share")
     parser.add_argument("--no-single", action="store_true", help="not one GPU alone, nor efficiencies")
     parser.add_argument("--reserved", type=int, default=0, help="multiprocessors that kernels leave to transfers")
     parser.add_argument("--peers", type=parallel_rows.names_among(parallel_rows.PEERS), default=list(parallel_rows.PEERS),
@@ -131,7 +133,7 @@ def facts_of(args, machine, peer_machine, info):
     method = (f"{datetime.date.today()}, {what}median of {args.least} to {args.repeats} rounds, {args.seconds:g} s a row, "
               "tools/compare_parallel.py")
     facts = {"commit": args.commit or commit(), "templates": info.get("templates", "unknown"), "method": method}
-    for key in ("link_gb_s", "group_us", "memory_mb", "nccl", "environment"):
+    for key in ("link_gb_s", "group_us", "memory_mb", "nccl", "transfers", "environment"):
         if key in machine:
             facts["gpu_memory_mb" if key == "memory_mb" else key] = machine[key]
     if peer_machine:

@@ -57,7 +57,9 @@ def bench_arguments(args, json_path, limit):
              "--reserved", str(args.reserved), "--timeout", f"{args.timeout:g}", "--json", str(json_path)]
     if limit:
         words += ["--limit", f"{limit:g}"]
-    for option in ("full", "packed", "no_single"):
+    if args.transfers != "automatic":
+        words += ["--transfers", args.transfers]
+    for option in ("full", "packed", "copied", "no_single"):
         if getattr(args, option):
             words.append("--" + option.replace("_", "-"))
     return words

@@ -47,10 +47,16 @@ enum fa_gradient_transfer { FA_GRADIENTS_F32 = 0, FA_GRADIENTS_NATIVE = 1 };
 typedef struct fa_communicator fa_communicator;
 typedef struct fa_parallel fa_parallel;
 
+/* How tensors travel over NCCL. Puts are ncclPutSignal into windows, of NCCL 2.30.7 and later, between 2 to 8 ranks
+ * that reach each other's memory. Messages are ncclSend and ncclRecv. Automatic: puts where they can be used. */
+enum fa_nccl_transfers { FA_NCCL_AUTOMATIC = 0, FA_NCCL_MESSAGES = 1, FA_NCCL_PUTS = 2 };
+
 typedef struct fa_nccl_options {
   uint32_t struct_size;
   int32_t without_watch; /* nonzero: no thread watches what was queued */
   int64_t timeout_ms;    /* 0: 60000 */
+  int32_t transfers;     /* enum fa_nccl_transfers; the same on all ranks */
+  int32_t reserved;      /* 0 */
 } fa_nccl_options;
 
 /* A communicator over an ncclComm_t of the application, which outlives it. NCCL is opened at run time. `options` may be
@@ -65,8 +71,8 @@ FA_PARALLEL_C_API int fa_communicator_local_group(int32_t size, int64_t timeout_
  * NULL. */
 typedef struct fa_local_group_options {
   uint32_t struct_size;
-  uint32_t reserved;  /* 0 */
-  int64_t timeout_ms; /* 0: 30000 */
+  uint32_t shares_memory; /* nonzero: transfers go to memory that ranks share */
+  int64_t timeout_ms;     /* 0: 30000 */
   uint64_t seed;
   int64_t max_delay_us;
   int (*on_exchange)(void* user, int32_t rank, uint64_t group);

@@ -76,6 +76,10 @@ class FA_PARALLEL_API Communicator {
     void* data = nullptr;
     std::int64_t count = 0;  ///< elements
     DType dtype = DType::bf16;
+    /// Where it goes in shared memory (`share`): as far into the receiver's part as this address is into this rank's.
+    /// `data` lies in shared memory then. null: to where the receiver says, from and to any memory. All transfers of a
+    /// group are of one kind.
+    void* place = nullptr;
   };
 
   virtual ~Communicator();
@@ -100,6 +104,19 @@ class FA_PARALLEL_API Communicator {
 
   /// Ends the communication of all ranks: their calls throw, with `problem` as the reason.
   virtual void abort(const std::string& problem) noexcept = 0;
+
+  /// Whether `share` gives memory. The same on all ranks.
+  virtual bool shares_memory() const noexcept { return false; }
+
+  /// This rank's part of memory that others write to: transfers with a `place` need no thread blocks. All ranks ask for
+  /// as many bytes, in the same order, and wait for each other. 256-byte aligned. Throws fa::Error.
+  virtual void* share(std::size_t bytes);
+
+  /// Whether all of `bytes` bytes from `data` on lie in what `share` has given this rank.
+  virtual bool is_shared(const void* data, std::size_t bytes) const;
+
+  /// Gives it back, of this rank alone. Waits for what is queued on the device.
+  virtual void unshare(void* memory) noexcept;
 };
 
 /// Ranks that are threads of this process, on the host device: for tests, and for programs without a GPU.
@@ -109,9 +126,23 @@ struct LocalGroupOptions {
   std::chrono::microseconds max_delay{0};    ///< before each transfer, drawn anew
   /// Called by each rank's own thread for transfers before it starts group `group`. What it throws fails the rank.
   std::function<void(int rank, std::uint64_t group)> on_exchange = nullptr;
+  bool shares_memory = false;  ///< transfers go to memory that ranks share, as those over NCCL can
 };
 FA_PARALLEL_API std::vector<std::shared_ptr<Communicator>> make_local_group(int size,
                                                                             const LocalGroupOptions& options = {});
+
+/// How tensors travel over NCCL.
+enum class NcclTransfers : std::uint8_t {
+  automatic = 0,  ///< `puts` where they can be used, else `messages`
+  messages = 1,   ///< ncclSend and ncclRecv, whose thread blocks take multiprocessors from kernels
+  /// ncclPutSignal into windows that this library registers: copy engines write to other ranks' memory. Takes NCCL
+  /// 2.30.7 or later, and 2 to 8 ranks that reach each other's memory. Captured calls send messages all the same: all
+  /// ranks capture a call, or none does.
+  puts = 2,
+};
+
+/// "automatic", "messages" or "puts".
+FA_PARALLEL_API const char* to_string(NcclTransfers transfers) noexcept;
 
 /// NCCL 2.18 or later, opened at run time (libnccl.so.2; FA_NCCL_PATH names another file). The communicator is the
 /// application's: it outlives this object, and all its calls come from one thread at a time.
@@ -122,6 +153,7 @@ struct NcclOptions {
   std::chrono::milliseconds timeout{60000};
   /// A thread watches groups that were queued outside of stream capture. Without it `synchronize` alone does.
   bool watch = true;
+  NcclTransfers transfers = NcclTransfers::automatic;  ///< the same on all ranks
 };
 FA_PARALLEL_API std::shared_ptr<Communicator> use_nccl(ncclComm* comm, const NcclOptions& options = {});
 
@@ -236,7 +268,8 @@ class FA_PARALLEL_API ContextParallel {
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream = nullptr,
                 std::span<const std::int64_t> lengths = {});
 
-  /// Plans calls of these sizes of the whole, compiles their kernels and takes their memory.
+  /// Plans calls of these sizes of the whole, compiles their kernels and takes their memory. Where ranks share memory
+  /// all of them call it, in the same order as other calls.
   void prepare(const ContextShape& shape, bool with_backward, std::span<const std::int64_t> lengths = {});
 
   /// Throws fa::Error(invalid_argument) on every rank unless configuration, layout and speeds are the same on all. All

@@ -22,15 +22,17 @@ from . import _abi, _views, capi
 from ._errors import type_name
 from ._library import Library, load
 
-__all__ = ["Communicator", "ContextParallel", "GRADIENTS", "LAYOUTS", "SCHEMES", "load_parallel", "shard", "shard_rows", "unshard"]
+__all__ = ["Communicator", "ContextParallel", "GRADIENTS", "LAYOUTS", "SCHEMES", "TRANSFERS", "load_parallel", "shard", "shard_rows", "unshard"]
 
 LAYOUTS = {"contiguous": 0, "zigzag": 1, "striped": 2}
 SCHEMES = {"automatic": 0, "ring": 1, "all_gather": 2, "ulysses": 3}
 GRADIENTS = {"float32": 0, "native": 1}
+TRANSFERS = {"automatic": 0, "messages": 1, "puts": 2}
 
 
 class _NcclOptions(_abi.Struct):
-    _fields_ = [("struct_size", ctypes.c_uint32), ("without_watch", ctypes.c_int32), ("timeout_ms", ctypes.c_int64)]
+    _fields_ = [("struct_size", ctypes.c_uint32), ("without_watch", ctypes.c_int32), ("timeout_ms", ctypes.c_int64),
+                ("transfers", ctypes.c_int32), ("reserved", ctypes.c_int32)]
 
 
 class _Config(_abi.Struct):
@@ -182,11 +184,13 @@ class Communicator:
             self._destroy(self.handle)
 
     @classmethod
-    def of_nccl(cls: type[_Some], comm: int, timeout: float = 60.0, watch: bool = True) -> _Some:
-        """Over an ncclComm_t of the application, by its address. It outlives this object. timeout: seconds that a group of
-        transfers may take, and ranks may be behind; watch: a thread ends what takes longer."""
+    def of_nccl(cls: type[_Some], comm: int, timeout: float = 60.0, watch: bool = True, transfers: str = "automatic") -> _Some:
+        """Over an ncclComm_t of the application, by its address. It outlives this object, and every ContextParallel of it.
+        timeout: seconds that a group of transfers may take, and ranks may be behind; watch: a thread ends what takes longer;
+        transfers: "puts" by copy engines, "messages", or "automatic": puts where they can be used."""
         library = load_parallel()
-        options = _NcclOptions(without_watch=int(not watch), timeout_ms=int(timeout * 1e3))
+        options = _NcclOptions(without_watch=int(not watch), timeout_ms=int(timeout * 1e3),
+                               transfers=_number("transfers", TRANSFERS, transfers))
         handle = ctypes.c_void_p()
         library.call("fa_communicator_of_nccl", comm, ctypes.addressof(options), ctypes.addressof(handle))
         return cls(library, int(handle.value or 0))

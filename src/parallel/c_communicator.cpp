@@ -94,6 +94,7 @@ LocalGroupOptions to_options(const fa_local_group_options* source) {
   if (in.timeout_ms != 0) options.timeout = std::chrono::milliseconds(in.timeout_ms);
   if (in.max_delay_us < 0) throw_invalid("options.max_delay_us", in.max_delay_us, "0 and more");
   options.seed = in.seed;
+  options.shares_memory = in.shares_memory != 0;
   options.max_delay = std::chrono::microseconds(in.max_delay_us);
   if (in.on_exchange != nullptr) {
     options.on_exchange = [hear = in.on_exchange, user = in.user](int rank, std::uint64_t group) {
@@ -130,6 +131,7 @@ int fa_communicator_of_nccl(void* comm, const fa_nccl_options* options, fa_commu
       const fa_nccl_options in = c::read_struct(options, "options");
       if (in.timeout_ms != 0) given.timeout = std::chrono::milliseconds(in.timeout_ms);
       given.watch = in.without_watch == 0;
+      given.transfers = c::to_enum(in.transfers, fa::NcclTransfers::puts, "options.transfers");
     }
     *out = new fa_communicator{fa::use_nccl(static_cast<ncclComm*>(comm), given)};
   });

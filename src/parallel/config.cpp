@@ -37,6 +37,18 @@ const char* to_string(Scheme scheme) noexcept {
   return "unknown";
 }
 
+const char* to_string(NcclTransfers transfers) noexcept {
+  switch (transfers) {
+    case NcclTransfers::automatic:
+      return "automatic";
+    case NcclTransfers::messages:
+      return "messages";
+    case NcclTransfers::puts:
+      return "puts";
+  }
+  return "unknown";
+}
+
 namespace parallel {
 namespace {
 

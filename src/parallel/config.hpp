@@ -22,7 +22,7 @@ std::uint64_t hash_of(const ContextParallelConfig& config, ShardLayout layout, c
 
 /// Of a ring over packed batches the heads whose own keys come last, where transfers are a small part of the time:
 /// calls of many lengths end unevenly, and one call fills the end of another.
-void set_late_heads(Problem& problem, std::size_t element_size, const ClusterSpeeds& speeds);
+void set_late_heads(Problem& problem, std::size_t element_size, const ClusterSpeeds& speeds, bool by_copy_engines);
 
 /// A configuration's times, for these lengths (docs/scale.md).
 std::vector<SchemeTime> scheme_times(const ContextParallelConfig& config, ShardLayout layout, const ContextShape& shape,

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -136,11 +138,10 @@ class ContextParallel::Impl {
     memory.shard_kv = static_cast<std::size_t>(kv / problem.ranks) * size;
     for (const bool backward : {false, true}) {
       if (backward && !with_backward) continue;
-      const Plan plan =
-          backward ? backward_plan(problem, communicator_->rank()) : forward_plan(problem, communicator_->rank());
-      const Executor executor(problem, plan, config_.attention, *memory_);
-      memory.kv_in_flight = std::max(memory.kv_in_flight, static_cast<std::size_t>(plan.kv_in_flight()) * size);
-      memory.scratch = std::max(memory.scratch, executor.scratch_bytes());
+      const std::unique_ptr<Executor> executor = executor_of(problem, backward);
+      memory.kv_in_flight =
+          std::max(memory.kv_in_flight, static_cast<std::size_t>(executor->plan().kv_in_flight()) * size);
+      memory.scratch = std::max(memory.scratch, executor->scratch_bytes() + executor->shared_bytes());
     }
     return memory;
   }
@@ -180,8 +181,28 @@ class ContextParallel::Impl {
     const int ranks = communicator_->size();
     Problem problem = problem_of(config_, layout_, ranks, shape, lengths,
                                  scheme_times(config_, layout_, shape, lengths, ranks, speeds_).front());
-    set_late_heads(problem, size_of(own()), speeds_);
+    set_late_heads(problem, size_of(own()), speeds_, communicator_->shares_memory());
     return problem;
+  }
+
+  /// Where ranks share memory each knows the plans of all: it writes to where these receive.
+  std::unique_ptr<Executor> executor_of(const Problem& problem, bool backward) const {
+    const auto plan_of = [backward](const Problem& of, int rank) {
+      return backward ? backward_plan(of, rank) : forward_plan(of, rank);
+    };
+    const int rank = communicator_->rank();
+    Plan plan = plan_of(problem, rank);
+    std::optional<SharedPlaces> places;
+    if (communicator_->shares_memory() && problem.ranks > 1) {
+      // Which of the others copies K and V is not known: as many bytes as if all did.
+      Problem copying = problem;
+      copying.dense_kv = copying.dense_rows = false;
+      std::vector<Plan> plans;
+      for (int other = 0; other < problem.ranks; ++other) plans.push_back(plan_of(copying, other));
+      const auto own_size = static_cast<std::int64_t>(size_of(own()));
+      places = shared_places(plan, plans, rank, {own_size, static_cast<std::int64_t>(size_of(wide()))});
+    }
+    return std::make_unique<Executor>(problem, std::move(plan), config_.attention, *memory_, std::move(places));
   }
 
   DType own() const noexcept { return config_.attention.dtype; }
@@ -283,8 +304,10 @@ class ContextParallel::Impl {
     call.given[kQ] = checked_tensor(call, "q", inputs.q, q.heads, true, d_qk(), own());
     call.given[kK] = checked_tensor(call, "k", inputs.k, k.heads, false, d_qk(), own());
     call.given[kV] = checked_tensor(call, "v", inputs.v, k.heads, false, d_v(), own());
-    call.dense_kv = is_dense(call.given[kK]) && is_dense(call.given[kV]);
-    call.dense_rows = varlen && is_dense_by_rows(call.given[kK]) && is_dense_by_rows(call.given[kV]);
+    const TensorView &keys = call.given[kK], &values = call.given[kV];
+    const bool travel = can_travel(keys) && can_travel(values);
+    call.dense_kv = travel && is_dense(keys) && is_dense(values);
+    call.dense_rows = travel && varlen && is_dense_by_rows(keys) && is_dense_by_rows(values);
     call.context.captures = inputs.captures;
     call.context.dropout = inputs.dropout;
     if (config_.attention.sink) {
@@ -296,6 +319,14 @@ class ContextParallel::Impl {
     call.context.max_multiprocessors = inputs.max_multiprocessors;
     call.context.may_be_unbounded = inputs.max_multiprocessors == 0;
     return call;
+  }
+
+  /// Puts take what lies in memory that ranks share.
+  bool can_travel(const TensorView& tensor) const {
+    if (!communicator_->shares_memory()) return true;
+    std::int64_t elements = 1;
+    for (const std::int64_t count : tensor.shape) elements *= count;
+    return communicator_->is_shared(tensor.data, static_cast<std::size_t>(elements) * size_of(tensor.dtype));
   }
 
   int multiprocessors(const Call& call) const {
@@ -324,7 +355,8 @@ class ContextParallel::Impl {
 
   /// Nothing can be compiled or allocated while a stream is captured.
   void check_prepared(const Call& call, bool backward) const {
-    const bool has_memory = scratch_.size() >= needed_ && (!call.owned_lse || lse_.size() >= lse_bytes(call.shape));
+    const bool has_memory = scratch_.size() >= needed_ && shared_.size() >= needed_shared_ &&
+                            (!call.owned_lse || lse_.size() >= lse_bytes(call.shape));
     if (has_memory && plans_.contains(key_of(call, backward))) return;
     throw_invalid("stream", "captured", "a call of sizes that `prepare`, or an earlier call, has planned");
   }
@@ -366,26 +398,27 @@ class ContextParallel::Impl {
     problem.dense_rows = call.dense_rows;
     problem.dlse = call.has_dlse;
     problem.sink = config_.attention.sink && (!backward || call.has_sink_gradient);
-    const int rank = communicator_->rank();
-    auto made = std::make_unique<Executor>(
-        problem, backward ? backward_plan(problem, rank) : forward_plan(problem, rank), config_.attention, *memory_);
+    auto made = executor_of(problem, backward);
     made->prepare(attentions_, call.context);
     needed_ = std::max(needed_, made->scratch_bytes());
+    needed_shared_ = std::max(needed_shared_, made->shared_bytes());
     return plans_.emplace(key, Planned{std::move(made), ++uses_}).first->second;
   }
 
   void reserve() {
-    grow(scratch_, needed_);
-    grow(lse_, needed_lse_);
+    grow(scratch_, captured_, needed_, *memory_);
+    grow(lse_, captured_, needed_lse_, *memory_);
+    grow(shared_, captured_shared_, needed_shared_, *communicator_);
   }
 
   /// Graphs that were captured have the memory of before. Else it is given back first, once the device has ended the
   /// calls that are queued.
-  void grow(Buffer& buffer, std::size_t needed) {
+  template <class Owner, class Source>
+  void grow(Owner& buffer, std::vector<Owner>& captured, std::size_t needed, Source& source) {
     if (buffer.size() >= needed) return;
-    if (was_captured_ && buffer.size() > 0) captured_.push_back(std::move(buffer));
+    if (was_captured_ && buffer.size() > 0) captured.push_back(std::move(buffer));
     buffer = {};
-    buffer = Buffer(*memory_, needed);
+    buffer = Owner(source, needed);
   }
 
   /// Of the log-sum-exp of a call that does not ask for it.
@@ -411,7 +444,7 @@ class ContextParallel::Impl {
       TensorView& lse = call.given[kLse];
       lse = TensorView(lse_.at(0), wide(), {s.b, s.h_q, s.s_q / communicator_->size(), 1});
     }
-    planned.executor->run(*communicator_, call.given, call.context, scratch_.at(0), stream);
+    planned.executor->run(*communicator_, call.given, call.context, {scratch_.at(0), shared_.data()}, stream);
   }
 
   ContextParallelConfig config_;
@@ -423,9 +456,11 @@ class ContextParallel::Impl {
   std::map<Key, Planned> plans_;
   std::uint64_t uses_ = 0;
   Buffer scratch_, lse_;
+  SharedBuffer shared_;  ///< grown by all ranks in the same call
   bool was_captured_ = false;
   std::vector<Buffer> captured_;  ///< which graphs may have
-  std::size_t needed_ = 0, needed_lse_ = 0;
+  std::vector<SharedBuffer> captured_shared_;
+  std::size_t needed_ = 0, needed_lse_ = 0, needed_shared_ = 0;
 };
 
 ContextParallel ContextParallel::create(const ContextParallelConfig& config, std::shared_ptr<Communicator> communicator,

@@ -138,12 +138,13 @@ const Attention& Attentions::of_statistic_sum() {
 class Run {
  public:
   Run(const Executor& executor, Communicator& communicator, const GivenTensors& given, const CallContext& context,
-      void* scratch, Stream stream)
+      const RunMemory& memory, Stream stream)
       : executor_(executor),
         communicator_(communicator),
         given_(given),
         context_(context),
-        scratch_(static_cast<std::byte*>(scratch)),
+        scratch_(static_cast<std::byte*>(memory.scratch)),
+        shared_(static_cast<std::byte*>(memory.shared)),
         stream_(stream),
         streams_{stream, nullptr} {
     bool fits = true;
@@ -161,10 +162,16 @@ class Run {
     const std::vector<Op>& ops = executor_.plan_.ops;
     try {
       for (index_ = 0; index_ < ops.size(); ++index_) {
+        const bool is_call =
+            std::holds_alternative<Forward>(ops[index_]) || std::holds_alternative<Backward>(ops[index_]);
+        if (!is_call) queue_late();
         std::visit([this](const auto& op) { this->run(op); }, ops[index_]);
+        if (is_call) queue_late();
       }
+      queue_late();
     } catch (const std::exception& problem) {
-      if (is_forked_) follow_quietly();
+      if (is_forked_) follow_quietly(streams_[1]);
+      if (late_ != nullptr) follow_quietly(executor_.memory_.lane(1));
       if (!groups_.empty()) communicator_.abort("rank " + std::to_string(communicator_.rank()) + ": " + problem.what());
       throw;
     }
@@ -178,7 +185,8 @@ class Run {
     if (tensor < kGivenCount) return part_of(given_[tensor], region);
     const PlanTensor& planned = executor_.plan_.tensors[tensor];
     TensorView whole;
-    whole.data = scratch_ + executor_.offsets_[tensor];
+    whole.data =
+        is_shared(tensor) ? shared_ + executor_.places_->own.offsets[tensor] : scratch_ + executor_.offsets_[tensor];
     whole.dtype = executor_.dtype_of(planned.element);
     whole.rank = 4;
     whole.shape = {planned.b, planned.heads, planned.rows, planned.columns};
@@ -186,6 +194,10 @@ class Run {
     whole.strides = {matrix, planned.b * matrix, planned.columns, 1};
     if (planned.by_rows) whole.strides = {planned.elements(), planned.columns, planned.heads * planned.columns, 1};
     return part_of(whole, region);
+  }
+
+  bool is_shared(std::size_t tensor) const {
+    return executor_.places_ && executor_.places_->own.offsets[tensor] != SharedLayout::kNowhere;
   }
 
   void run(const Copy& op) { executor_.memory_.copy(view(op.to), view(op.from), on()); }
@@ -218,13 +230,26 @@ class Run {
     attention().merge({.states = std::span(&state, 1), .sink = context_.sink}, {state.o, state.lse}, on());
   }
 
+  /// Puts hold no call up, but take the host longer to queue than a kernel: a call that follows is queued in front.
   void run(const Exchange& op) {
+    if (!executor_.places_) return queue(op, gathered(op.lanes));
+    const Stream beside = executor_.memory_.lane(1), ready = gathered(op.lanes);
+    if (beside != ready) executor_.memory_.follow(beside, ready);
+    late_ = &op;
+  }
+  void queue_late() {
+    if (const Exchange* const op = std::exchange(late_, nullptr)) queue(*op, executor_.memory_.lane(1));
+  }
+
+  void queue(const Exchange& op, Stream ready) {
     std::vector<Communicator::Transfer> transfers;
     for (const PlanTransfer& planned : op.transfers) {
       const TensorView tensor = view(planned.region);
       transfers.push_back({planned.sends, planned.peer, tensor.data, tensor.elements(), tensor.dtype});
+      if (executor_.places_) transfers.back().place = place_of_transfer(planned, tensor);
     }
-    groups_.push_back(communicator_.exchange(transfers, gathered(op.lanes)));
+    groups_.push_back(communicator_.exchange(transfers, ready));
+    if (executor_.places_) return;
     // A forward that fills the GPU at once would let transfers wait until it ends.
     std::size_t next = index_ + 1, lane = lane_;
     const std::vector<Op>& ops = executor_.plan_.ops;
@@ -232,6 +257,10 @@ class Run {
       lane = static_cast<std::size_t>(std::get<Lane>(ops[next]).number);
     }
     if (next < ops.size() && std::holds_alternative<Forward>(ops[next])) executor_.memory_.pause(streams_[lane]);
+  }
+
+  void* place_of_transfer(const PlanTransfer& planned, const TensorView& tensor) {
+    return planned.sends ? shared_ + executor_.places_->sends[next_send_++] : tensor.data;
   }
 
   /// A stream that has come to what these lanes hold.
@@ -257,9 +286,9 @@ class Run {
     lane_ = 0;
   }
   /// What a call that fails has queued is over when the caller's stream is.
-  void follow_quietly() const noexcept {
+  void follow_quietly(Stream other) const noexcept {
     try {
-      executor_.memory_.follow(stream_, streams_[1]);
+      executor_.memory_.follow(stream_, other);
     } catch (const Error&) {  // the failure before it is told
     }
   }
@@ -362,19 +391,29 @@ class Run {
   const GivenTensors& given_;
   const CallContext& context_;
   std::byte* scratch_;
+  std::byte* shared_;
   Stream stream_;
   Stream streams_[kLanes];  ///< of lanes
   Workspace workspaces_[kLanes]{};
   std::size_t lane_ = 0;
   bool is_forked_ = false;
+  const Exchange* late_ = nullptr;  ///< to be queued behind the call that follows
+  std::size_t next_send_ = 0;       ///< of the plan's, in order
   std::vector<std::uint64_t> groups_;
   std::size_t index_ = 0;
 };
 
-Executor::Executor(const Problem& problem, Plan plan, const AttentionConfig& config, Memory& memory)
-    : problem_(problem), plan_(std::move(plan)), config_(config), memory_(memory), unbounded_(plan_.ops.size()) {
+Executor::Executor(const Problem& problem, Plan plan, const AttentionConfig& config, Memory& memory,
+                   std::optional<SharedPlaces> places)
+    : problem_(problem),
+      plan_(std::move(plan)),
+      config_(config),
+      memory_(memory),
+      places_(std::move(places)),
+      unbounded_(plan_.ops.size()) {
   offsets_.resize(plan_.tensors.size());
   for (std::size_t i = kGivenCount; i < plan_.tensors.size(); ++i) {
+    if (places_ && places_->own.offsets[i] != SharedLayout::kNowhere) continue;
     const PlanTensor& tensor = plan_.tensors[i];
     offsets_[i] = scratch_size_;
     scratch_size_ += aligned(static_cast<std::size_t>(tensor.elements()) * size_of(dtype_of(tensor.element)));
@@ -483,10 +522,10 @@ void Executor::prepare(Attentions& attentions, const CallContext& context) {
   for (const Op& op : plan_.ops) {
     if (const auto* const exchange = std::get_if<Exchange>(&op)) under_way = exchange->number;
     if (const auto* const wait = std::get_if<Wait>(&op)) waited = wait->number;
-    beside_.push_back({under_way > waited});
+    beside_.push_back({!places_ && under_way > waited});  // which copy engines do not matter to
   }
-  if (plan_.exchanges > 0) memory_.load_pause();
-  if (plan_.has_lanes()) memory_.load_lanes();
+  if (plan_.exchanges > 0 && !places_) memory_.load_pause();
+  if (plan_.has_lanes() || places_) memory_.load_lanes();
   for (std::size_t i = 0; i < kLanes; ++i) {
     workspace_sizes_[i] = aligned(workspaces[i]);
     scratch_size_ += workspace_sizes_[i];
@@ -496,9 +535,9 @@ void Executor::prepare(Attentions& attentions, const CallContext& context) {
   memory_.upload(lengths_.at(0), lengths.data(), lengths.size() * sizeof(std::int32_t));
 }
 
-void Executor::run(Communicator& communicator, const GivenTensors& given, const CallContext& context, void* scratch,
-                   Stream stream) const {
-  Run(*this, communicator, given, context, scratch, stream).run();
+void Executor::run(Communicator& communicator, const GivenTensors& given, const CallContext& context,
+                   const RunMemory& memory, Stream stream) const {
+  Run(*this, communicator, given, context, memory, stream).run();
 }
 
 }  // namespace fa::parallel

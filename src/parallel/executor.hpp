@@ -4,12 +4,14 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <fa/parallel.hpp>
 
 #include "parallel/memory.hpp"
 #include "parallel/plan.hpp"
+#include "parallel/shared_places.hpp"
 
 namespace fa::parallel {
 
@@ -47,20 +49,29 @@ struct CallContext {
   int most_blocks = 0;           ///< where no bound is asked for: of calls beside transfers
 };
 
+/// Memory that a run is given.
+struct RunMemory {
+  void* scratch = nullptr;
+  void* shared = nullptr;
+};
+
 /// A plan with its memory, ready to run.
 class Executor {
  public:
-  Executor(const Problem& problem, Plan plan, const AttentionConfig& config, Memory& memory);
+  /// With `places` what travels lies in memory that ranks share, else in scratch.
+  Executor(const Problem& problem, Plan plan, const AttentionConfig& config, Memory& memory,
+           std::optional<SharedPlaces> places = std::nullopt);
 
   const Plan& plan() const noexcept { return plan_; }
   std::size_t scratch_bytes() const noexcept { return scratch_size_; }
+  std::size_t shared_bytes() const noexcept { return places_ ? static_cast<std::size_t>(places_->bytes) : 0; }
 
-  /// Compiles what calls need, and takes memory of lengths. Scratch is given to `run`.
+  /// Compiles what calls need, and takes memory of lengths. Scratch and shared memory are given to `run`.
   void prepare(Attentions& attentions, const CallContext& context);
 
   /// Throws what calls throw. Where transfers are queued already, the communicator is aborted first: another call would
   /// pair with what the others wait for.
-  void run(Communicator& communicator, const GivenTensors& given, const CallContext& context, void* scratch,
+  void run(Communicator& communicator, const GivenTensors& given, const CallContext& context, const RunMemory& memory,
            Stream stream) const;
 
  private:
@@ -78,6 +89,7 @@ class Executor {
   const Plan plan_;
   const AttentionConfig& config_;
   Memory& memory_;
+  const std::optional<SharedPlaces> places_;
   std::vector<std::size_t> offsets_;  ///< of scratch tensors
   std::size_t scratch_size_ = 0;      ///< with the workspaces, which are last
   std::size_t workspace_sizes_[kLanes] = {};

@@ -4,6 +4,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <new>
 #include <random>
 #include <string>
 #include <thread>
@@ -21,18 +22,36 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Transfer = Communicator::Transfer;
 
+constexpr auto kAlignment = std::align_val_t{256};
+
 /// A tensor that one rank offers another, until that has copied it.
 struct Offer {
   const void* data = nullptr;
   std::int64_t count = 0;
   DType dtype = DType::f32;
+  const void* place = nullptr;
   bool taken = false;
+};
+
+/// Memory that ranks share, by rank; null where it was given back, or not asked for yet.
+struct Shared {
+  std::vector<std::byte*> parts;
+  std::vector<char> asked;
+  std::size_t bytes = 0;
 };
 
 /// What the ranks of a group share.
 class Hub {
  public:
   Hub(int size, LocalGroupOptions options) : size_(size), options_(std::move(options)) {}
+
+  ~Hub() {
+    for (const Shared& shared : shared_) {
+      for (std::byte* const part : shared.parts) ::operator delete(part, kAlignment);
+    }
+  }
+  Hub(const Hub&) = delete;
+  Hub& operator=(const Hub&) = delete;
 
   int size() const noexcept { return size_; }
   const LocalGroupOptions& options() const noexcept { return options_; }
@@ -58,7 +77,7 @@ class Hub {
   std::shared_ptr<Offer> offer(int from, const Transfer& transfer) {
     const std::lock_guard<std::mutex> lock(mutex_);
     throw_problem();
-    auto made = std::make_shared<Offer>(Offer{transfer.data, transfer.count, transfer.dtype, false});
+    auto made = std::make_shared<Offer>(Offer{transfer.data, transfer.count, transfer.dtype, transfer.place, false});
     offers_[{from, transfer.peer}].push_back(made);
     changed_.notify_all();
     return made;
@@ -74,14 +93,59 @@ class Hub {
     return found;
   }
 
-  /// Copies what is offered. Under the lock, which whoever throws for a failure has taken before its tensors go: no
+  /// Copies what `from` offers. Under the lock, which whoever throws for a failure has taken before its tensors go: no
   /// copy is under way then.
-  void take(Offer& offer, void* to) {
+  void take(Offer& offer, int from, int rank, void* to) {
     const std::lock_guard<std::mutex> lock(mutex_);
     throw_problem();
-    if (offer.count > 0) std::memcpy(to, offer.data, static_cast<std::size_t>(offer.count) * size_of(offer.dtype));
+    const std::size_t bytes = static_cast<std::size_t>(offer.count) * size_of(offer.dtype);
+    if (offer.place != nullptr) to = part_of(offer, from, rank, bytes, to);
+    if (offer.count > 0) std::memcpy(to, offer.data, bytes);
     offer.taken = true;
     changed_.notify_all();
+  }
+
+  /// The rank's n-th part belongs to the n-th of the others. Returns when all have theirs.
+  void* share(int rank, std::size_t bytes) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    throw_problem();
+    const std::size_t number = shares_of_[rank]++;
+    if (shared_.size() <= number) shared_.resize(number + 1);
+    Shared& shared = shared_[number];
+    const auto ranks = static_cast<std::size_t>(size_);
+    if (shared.parts.empty()) shared = {std::vector<std::byte*>(ranks), std::vector<char>(ranks), bytes};
+    if (shared.bytes != bytes) {
+      problem_ = "rank " + std::to_string(rank) + " shares " + std::to_string(bytes) + " bytes, where others share " +
+                 std::to_string(shared.bytes);
+      changed_.notify_all();
+      throw_problem();
+    }
+    auto* const part = static_cast<std::byte*>(::operator new(std::max<std::size_t>(bytes, 1), kAlignment));
+    shared.parts[static_cast<std::size_t>(rank)] = part;
+    shared.asked[static_cast<std::size_t>(rank)] = 1;
+    changed_.notify_all();
+    for (int other = 0; other < size_; ++other) {
+      wait_for(lock, rank, other, [&] { return shared_[number].asked[static_cast<std::size_t>(other)] != 0; });
+    }
+    return part;
+  }
+
+  bool is_shared(int rank, const void* data, std::size_t bytes) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return std::ranges::any_of(shared_, [&](const Shared& shared) {
+      const std::byte* const part = shared.parts[static_cast<std::size_t>(rank)];
+      const auto* const first = static_cast<const std::byte*>(data);
+      return part != nullptr && part <= first && first + bytes <= part + shared.bytes;
+    });
+  }
+
+  void unshare(int rank, void* memory) noexcept {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (Shared& shared : shared_) {
+      std::byte*& part = shared.parts[static_cast<std::size_t>(rank)];
+      if (part == memory) part = nullptr;
+    }
+    ::operator delete(memory, kAlignment);
   }
 
   void wait_until_taken(const Offer& offer, int rank, int by) {
@@ -90,6 +154,20 @@ class Hub {
   }
 
  private:
+  /// Where an offer goes, which is where its receiver expects it.
+  std::byte* part_of(const Offer& offer, int from, int rank, std::size_t bytes, const void* expected) const {
+    for (const Shared& shared : shared_) {
+      const std::byte* const source = shared.parts[static_cast<std::size_t>(from)];
+      std::byte* const target = shared.parts[static_cast<std::size_t>(rank)];
+      const auto* const place = static_cast<const std::byte*>(offer.place);
+      if (source == nullptr || target == nullptr || place < source || place >= source + shared.bytes) continue;
+      const auto offset = static_cast<std::size_t>(place - source);
+      if (offset + bytes <= shared.bytes && target + offset == expected) return target + offset;
+    }
+    throw Error(ErrorCode::invalid_argument,
+                "rank " + std::to_string(from) + " writes to shared memory elsewhere than where it is expected");
+  }
+
   void throw_problem() const {
     if (problem_.empty()) return;
     throw Error(ErrorCode::cuda, "communication of the group has failed: " + problem_, {{"problem", problem_}});
@@ -114,6 +192,8 @@ class Hub {
   std::condition_variable changed_;
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<Offer>>> offers_;
   std::vector<int> left_;
+  std::vector<Shared> shared_;
+  std::map<int, std::size_t> shares_of_;  ///< how many a rank has asked for
   std::string problem_;
 };
 
@@ -179,6 +259,13 @@ class LocalRank final : public Communicator {
 
   void abort(const std::string& problem) noexcept override { hub_->fail(problem); }
 
+  bool shares_memory() const noexcept override { return hub_->options().shares_memory; }
+  void* share(std::size_t bytes) override {
+    return shares_memory() ? hub_->share(rank_, bytes) : Communicator::share(bytes);
+  }
+  bool is_shared(const void* data, std::size_t bytes) const override { return hub_->is_shared(rank_, data, bytes); }
+  void unshare(void* memory) noexcept override { hub_->unshare(rank_, memory); }
+
  private:
   void work() {
     for (std::uint64_t number = 0;; ++number) {
@@ -230,7 +317,12 @@ class LocalRank final : public Communicator {
       const auto delay = std::uniform_int_distribution<std::int64_t>(0, limit)(random_);
       std::this_thread::sleep_for(std::chrono::microseconds(delay));
     }
-    hub_->take(*offer, transfer.data);
+    if ((offer->place == nullptr) != (transfer.place == nullptr)) {
+      throw Error(ErrorCode::invalid_argument, "rank " + std::to_string(transfer.peer) +
+                                                   (offer->place == nullptr ? " does not write" : " writes") +
+                                                   " to shared memory, unlike what is expected");
+    }
+    hub_->take(*offer, transfer.peer, rank_, transfer.data);
   }
 
   std::shared_ptr<Hub> hub_;
@@ -248,6 +340,13 @@ class LocalRank final : public Communicator {
 }  // namespace
 
 Communicator::~Communicator() = default;
+void* Communicator::share(std::size_t) {
+  throw Error(ErrorCode::unsupported, "ranks share no memory over this communicator");
+}
+bool Communicator::is_shared(const void*, std::size_t) const {
+  return false;
+}
+void Communicator::unshare(void*) noexcept {}
 
 std::vector<std::shared_ptr<Communicator>> make_local_group(int size, const LocalGroupOptions& options) {
   parallel::check_ranks("size", size);

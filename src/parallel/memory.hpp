@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <fa/device.hpp>
+#include <fa/parallel.hpp>
 #include <fa/tensor.hpp>
 
 namespace fa::parallel {
@@ -78,6 +79,37 @@ class Buffer {
     std::swap(size_, other.size_);
   }
   Memory* memory_ = nullptr;
+  void* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+/// Owns this rank's part of memory that ranks share.
+class SharedBuffer {
+ public:
+  SharedBuffer() = default;
+  SharedBuffer(Communicator& communicator, std::size_t bytes)
+      : communicator_(&communicator), data_(communicator.share(bytes)), size_(bytes) {}
+  SharedBuffer(SharedBuffer&& other) noexcept { swap(other); }
+  SharedBuffer& operator=(SharedBuffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  SharedBuffer(const SharedBuffer&) = delete;
+  SharedBuffer& operator=(const SharedBuffer&) = delete;
+  ~SharedBuffer() {
+    if (data_ != nullptr) communicator_->unshare(data_);
+  }
+
+  void* data() const noexcept { return data_; }
+  std::size_t size() const noexcept { return size_; }
+
+ private:
+  void swap(SharedBuffer& other) noexcept {
+    std::swap(communicator_, other.communicator_);
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+  }
+  Communicator* communicator_ = nullptr;
   void* data_ = nullptr;
   std::size_t size_ = 0;
 };

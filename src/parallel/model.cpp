@@ -195,7 +195,7 @@ Shares shares_of(const Problem& problem) {
   return shares;
 }
 
-void set_late_heads(Problem& problem, std::size_t element_size, const ClusterSpeeds& speeds) {
+void set_late_heads(Problem& problem, std::size_t element_size, const ClusterSpeeds& speeds, bool by_copy_engines) {
   problem.late_heads = problem.late_gradient_heads = 0;
   const int n = problem.ranks / problem.ulysses;
   if (problem.scheme != Scheme::ring || n == 1 || !problem.packed) return;
@@ -204,8 +204,9 @@ void set_late_heads(Problem& problem, std::size_t element_size, const ClusterSpe
   const double steps = 1 + std::min((shares.hops + problem.ulysses - 1) / problem.ulysses, n - 1);
   const double transfer = costs.kv / links_of(speeds, problem.ranks, problem.ulysses).outer + speeds.latency;
   const std::int64_t half = problem.h_kv / problem.ulysses / 2;
-  if (costs.forward / steps > kFewTransfers * transfer) problem.late_heads = half;
-  if (costs.backward / steps > kFewGradientTransfers * transfer) problem.late_gradient_heads = half;
+  const double few = by_copy_engines ? 1 : kFewTransfers, few_gradients = by_copy_engines ? 1 : kFewGradientTransfers;
+  if (costs.forward / steps > few * transfer) problem.late_heads = half;
+  if (costs.backward / steps > few_gradients * transfer) problem.late_gradient_heads = half;
 }
 
 std::vector<SchemeTime> scheme_times(const ContextParallelConfig& config, ShardLayout layout, const ContextShape& shape,

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -14,6 +15,7 @@
 #include "parallel/cuda.hpp"
 #include "parallel/errors.hpp"
 #include "parallel/nccl_api.hpp"
+#include "parallel/nccl_windows.hpp"
 #include "parallel/timeout.hpp"
 
 namespace fa {
@@ -88,6 +90,7 @@ class NcclCommunicator final : public Communicator {
     for (auto* events : {&ready_, &done_}) {
       for (CUevent& event : *events) cuda_check(cuda().cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
     }
+    use_windows();
     if (options.watch) watch_ = std::thread([this] { watch(); });
   }
 
@@ -100,6 +103,7 @@ class NcclCommunicator final : public Communicator {
     if (watch_.joinable()) watch_.join();
     // Queued work keeps what it needs; CUDA may be gone already when this runs at exit.
     const CudaScope scope(context_);
+    windows_.reset();
     for (auto* events : {&ready_, &done_}) {
       for (CUevent const event : *events) {
         if (event != nullptr) cuda().cuEventDestroy(event);
@@ -122,9 +126,8 @@ class NcclCommunicator final : public Communicator {
     const bool captured = parallel::cuda_is_capturing(stream);
     cuda_check(cuda().cuEventRecord(ready_[slot], stream), "cuEventRecord");
     cuda_check(cuda().cuStreamWaitEvent(stream_, ready_[slot], 0), "cuStreamWaitEvent");
-    busy_since_ = Clock::now().time_since_epoch().count();
-    const int result = queue(group);
-    busy_since_ = 0;
+    const bool puts = !group.empty() && group.front().place != nullptr && !captured;
+    const int result = puts ? windows().queue(group, stream_) : queue(group);
     if (result != Nccl::kSuccess) {
       abort(problem_of(result));
       check();
@@ -178,12 +181,46 @@ class NcclCommunicator final : public Communicator {
       problem_ = problem.empty() ? "unknown" : problem;
       expected_.clear();
     }
+    if (windows_) windows_->release(stream_);
     nccl().comm_abort(comm_);
+  }
+
+  bool shares_memory() const noexcept override { return windows_ != nullptr; }
+  void* share(std::size_t bytes) override {
+    check();
+    const CudaScope scope(context_);
+    return windows().share(bytes);
+  }
+  bool is_shared(const void* data, std::size_t bytes) const override {
+    return windows_ != nullptr && windows_->is_shared(data, bytes);
+  }
+  void unshare(void* memory) noexcept override {
+    const CudaScope scope(context_);
+    if (windows_) windows_->unshare(memory);
   }
 
  private:
   NcclCommunicator(Nccl::Comm comm, const NcclOptions& options, Device device)
-      : comm_(comm), options_{parallel::checked_timeout(options.timeout), options.watch}, context_(device) {}
+      : comm_(comm),
+        options_{parallel::checked_timeout(options.timeout), options.watch, options.transfers},
+        context_(device) {}
+
+  void use_windows() {
+    if (options_.transfers == NcclTransfers::messages) return;
+    wait_until_ready();
+    if (parallel::NcclWindows::can_be_used(comm_, size_)) {
+      windows_ = std::make_unique<parallel::NcclWindows>(
+          comm_, rank_, size_, context_, [this](const parallel::NcclWindows::Body& body) { return queue(body); });
+    } else if (options_.transfers == NcclTransfers::puts) {
+      parallel::throw_unsupported("transfers", "puts",
+                                  "puts with NCCL 2.30.7 or later, of 2 to 8 ranks that reach each other's memory");
+    }
+  }
+
+  parallel::NcclWindows& windows() {
+    if (!windows_) parallel::throw_unsupported("share", "called", "nothing over messages: see NcclOptions::transfers");
+    return *windows_;
+  }
 
   /// A group that is queued. The bound counts from when the device has come to it.
   struct Expected {
@@ -202,32 +239,47 @@ class NcclCommunicator final : public Communicator {
            std::to_string(options_.timeout.count()) + " ms";
   }
 
-  /// One group; a communicator that does not block is waited for, within the bound.
   int queue(std::span<const Transfer> group) {
+    return queue([&](const parallel::NcclWindows::Keep& keep) {
+      for (const Transfer& transfer : group) {
+        if (transfer.count == 0) continue;
+        if (has_failed()) break;
+        const auto count = static_cast<std::size_t>(transfer.count);
+        const int type = type_of(transfer.dtype);
+        keep(transfer.sends ? nccl().send(transfer.data, count, type, transfer.peer, comm_, stream_)
+                            : nccl().receive(transfer.data, count, type, transfer.peer, comm_, stream_));
+      }
+    });
+  }
+
+  /// One group; a communicator that does not block is waited for, within the bound.
+  int queue(const parallel::NcclWindows::Body& body) {
+    busy_since_ = Clock::now().time_since_epoch().count();
     int first = nccl().group_start();
     const auto keep = [&first](int result) {
       if (first == Nccl::kSuccess && result != Nccl::kInProgress) first = result;
     };
-    for (const Transfer& transfer : group) {
-      if (transfer.count == 0) continue;
-      if (has_failed()) break;
-      const auto count = static_cast<std::size_t>(transfer.count);
-      const int type = type_of(transfer.dtype);
-      keep(transfer.sends ? nccl().send(transfer.data, count, type, transfer.peer, comm_, stream_)
-                          : nccl().receive(transfer.data, count, type, transfer.peer, comm_, stream_));
-    }
+    if (!has_failed()) body(keep);
     const int ended = nccl().group_end();
     keep(ended);
-    if (ended != Nccl::kInProgress) return first;
+    if (ended == Nccl::kInProgress) {
+      const int state = wait_until_ready();
+      if (first == Nccl::kSuccess) first = state;
+    }
+    busy_since_ = 0;
+    return first;
+  }
+
+  /// What NCCL says of a communicator that does not block, once it is ready, within the bound.
+  int wait_until_ready() {
     const auto until = Clock::now() + options_.timeout;
-    int state = Nccl::kInProgress;
+    int state = this->state();
     while (state == Nccl::kInProgress && Clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
       state = this->state();
-      if (state == Nccl::kInProgress) std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
     if (state == Nccl::kInProgress) abort(late());
-    if (first == Nccl::kSuccess) first = state;
-    return first;
+    return state;
   }
 
   void expect(std::size_t slot) {
@@ -311,6 +363,7 @@ class NcclCommunicator final : public Communicator {
   int rank_ = 0, size_ = 0;
   CUstream stream_ = nullptr;
   std::array<CUevent, kEvents> ready_{}, done_{};
+  std::unique_ptr<parallel::NcclWindows> windows_;
   std::uint64_t queued_ = 0;
   std::atomic<std::int64_t> busy_since_{0};  ///< a group is being queued since
   std::mutex mutex_;                         ///< guards what follows

@@ -66,6 +66,14 @@ std::unique_ptr<Nccl> resolve(const DynamicLibrary& library) {
   find("ncclGroupEnd", api->group_end);
   find("ncclSend", api->send);
   find("ncclRecv", api->receive);
+  if (api->version < Nccl::kHasPuts) return api;
+  find("ncclCommQueryProperties", api->query_properties);
+  find("ncclMemAlloc", api->allocate);
+  find("ncclMemFree", api->free);
+  find("ncclCommWindowRegister", api->register_window);
+  find("ncclCommWindowDeregister", api->deregister_window);
+  find("ncclPutSignal", api->put);
+  api->has_puts = true;
   return api;
 }
 

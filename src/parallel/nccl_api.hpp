@@ -7,6 +7,7 @@
 #include <fa/device.hpp>
 
 struct ncclComm;
+struct ncclWindow_vidmem;
 
 namespace fa::parallel {
 
@@ -31,6 +32,29 @@ struct Nccl {
   int (*group_end)() = nullptr;
   int (*send)(const void* data, std::size_t count, int type, int peer, Comm comm, Stream stream) = nullptr;
   int (*receive)(void* data, std::size_t count, int type, int peer, Comm comm, Stream stream) = nullptr;
+
+  /// Windows and puts into them, of 2.30.7 and later: before, a signal could come in front of its data.
+  static constexpr int kHasPuts = 23007;
+  static constexpr int kSymmetric = 1;  ///< NCCL_WIN_COLL_SYMMETRIC
+  using Window = ncclWindow_vidmem*;
+  /// ncclCommProperties of nccl_device/core.h, of version kHasPuts.
+  struct Properties {
+    std::size_t size = sizeof(Properties);
+    unsigned magic = 0xcafebeef, version = kHasPuts;
+    int rank = 0, ranks = 0, cuda_device = 0, nvml_device = 0;
+    bool device_api = false, multimem = false;
+    int gin_type = 0, lsa_teams = 0;
+    bool host_rma = false;
+    int railed_gin_type = 0;
+  };
+  bool has_puts = false;  ///< the functions that follow are there
+  int (*query_properties)(Comm comm, Properties* properties) = nullptr;
+  int (*allocate)(void** memory, std::size_t bytes) = nullptr;
+  int (*free)(void* memory) = nullptr;
+  int (*register_window)(Comm comm, void* memory, std::size_t bytes, Window* window, int flags) = nullptr;
+  int (*deregister_window)(Comm comm, Window window) = nullptr;
+  int (*put)(const void* data, std::size_t count, int type, int peer, Window window, std::size_t offset, int signal,
+             int context, unsigned flags, Comm comm, Stream stream) = nullptr;
 };
 
 /// Opens NCCL once: FA_NCCL_PATH, else the libnccl.so.2 that the process has loaded, else the loader's. A failed

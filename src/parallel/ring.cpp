@@ -58,12 +58,7 @@ class Ring {
         buffer.heads = local.h_kv;
       }
     }
-    if (reach(local.me) > 0 && !local.dense_kv) {
-      sent_.k = builder.travelling("k to send", local, rows_of(local.kv_rows()), problem.d_qk, false);
-      sent_.v = builder.travelling("v to send", local, rows_of(local.kv_rows()), problem.d_v, false);
-      builder.add(Copy{builder.whole(sent_.k), builder.whole(local.k)});
-      builder.add(Copy{builder.whole(sent_.v), builder.whole(local.v)});
-    }
+    if (reach(local.me) > 0 && !local.dense_kv) copy_own();
   }
 
   int member(int hops) const { return ((local_.me + hops) % local_.size() + local_.size()) % local_.size(); }
@@ -117,6 +112,18 @@ class Ring {
   }
 
  private:
+  /// Where transfers take K and V from. The buffer of the second step serves until then.
+  void copy_own() {
+    const Problem& problem = builder_.problem();
+    const std::int64_t rows = rows_of(local_.kv_rows());
+    const KeyTensors& second = buffers_[1];
+    const bool has_room = receives_any() && builder_.at(second.k).rows == rows;
+    sent_.k = has_room ? second.k : builder_.travelling("k to send", local_, rows, problem.d_qk, false);
+    sent_.v = has_room ? second.v : builder_.travelling("v to send", local_, rows, problem.d_v, false);
+    builder_.add(Copy{builder_.whole(sent_.k), builder_.whole(local_.k)});
+    builder_.add(Copy{builder_.whole(sent_.v), builder_.whole(local_.v)});
+  }
+
   std::vector<Call> calls_of(int rows, int of_keys, const KeyTensors& keys) const {
     const Pieces& of_rows = local_.q_pieces[static_cast<std::size_t>(rows)];
     const Pieces& those = local_.kv_pieces[static_cast<std::size_t>(of_keys)];

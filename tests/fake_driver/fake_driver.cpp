@@ -323,7 +323,15 @@ CUresult copy(CUdeviceptr, CUdeviceptr, std::size_t bytes, CUstream stream) {
   return CUDA_SUCCESS;
 }
 CUresult copy_2d(const CUDA_MEMCPY2D* plan, CUstream stream) {
-  remember_call("copy", stream, nullptr, plan->WidthInBytes * plan->Height);
+  remember_call("copy rows", stream, nullptr, plan->WidthInBytes * plan->Height);
+  return CUDA_SUCCESS;
+}
+CUresult write_value(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned) {
+  remember_call("write value", stream, reinterpret_cast<CUevent>(address), value);
+  return CUDA_SUCCESS;
+}
+CUresult wait_value(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned) {
+  remember_call("wait value", stream, reinterpret_cast<CUevent>(address), value);
   return CUDA_SUCCESS;
 }
 CUresult set_2d_8(CUdeviceptr, std::size_t, unsigned char, std::size_t width, std::size_t height, CUstream stream) {
@@ -436,6 +444,8 @@ const std::map<std::string_view, void*>& functions() {
     set("cuMemcpyDtoHAsync", &copy_to_host_async);
     set("cuMemcpyDtoDAsync", &copy);
     set("cuMemcpy2DAsync", &copy_2d);
+    set("cuStreamWriteValue64", &write_value);
+    set("cuStreamWaitValue64", &wait_value);
     set("cuMemsetD2D8Async", &set_2d_8);
     set("cuMemsetD2D32Async", &set_2d_32);
     set("cuEventElapsedTime", &elapsed_time);

@@ -30,10 +30,10 @@ inline constexpr const char* kRelease = "release";
 /// Order between streams, copies and settings of memory, as calls of fa_parallel ask for it: what, the stream, and the
 /// event or the bytes.
 struct StreamCall {
-  std::string what;  ///< "record", "wait", "copy", "set"
+  std::string what;  ///< "record", "wait", "copy", "copy rows", "set", "write value", "wait value"
   const void* stream = nullptr;
-  const void* event = nullptr;
-  std::size_t bytes = 0;
+  const void* event = nullptr;  ///< or the value's address
+  std::size_t bytes = 0;        ///< or the value
 };
 using StreamCalls = std::vector<StreamCall>& (*)();
 inline constexpr const char* kStreamCalls = "fa_fake_driver_stream_calls";

@@ -1,5 +1,7 @@
 #include "fake_nccl/fake_nccl.hpp"
 
+#include <cstdint>
+
 namespace {
 
 using fake_nccl::Communicator;
@@ -17,6 +19,17 @@ void remember(Communicator& comm, fake_nccl::Call call) {
   const std::scoped_lock lock(comm.mutex);
   comm.calls.push_back(std::move(call));
 }
+
+/// ncclCommProperties of 2.30.7.
+struct Properties {
+  std::size_t size;
+  unsigned magic, version;
+  int numbers[4];
+  bool device_api, multimem;
+  int gin_type, lsa_teams;
+  bool host_rma;
+  int railed_gin_type;
+};
 
 }  // namespace
 
@@ -57,6 +70,38 @@ FAKE int ncclCommGetAsyncError(void* comm, int* error) {
   }
   *error = c.async_error;
   return 0;
+}
+FAKE int ncclCommQueryProperties(void* comm, Properties* properties) {
+  if (properties->magic != 0xcafebeef) return 5;
+  properties->host_rma = of(comm).host_rma;
+  properties->lsa_teams = of(comm).lsa_teams;
+  return 0;
+}
+FAKE int ncclMemAlloc(void** memory, std::size_t) {
+  static std::atomic<std::uintptr_t> next{std::uintptr_t{1} << 52};
+  *memory = reinterpret_cast<void*>(next.fetch_add(std::uintptr_t{1} << 32));
+  ++library().current->allocations;
+  return 0;
+}
+FAKE int ncclMemFree(void*) {
+  --library().current->allocations;
+  return 0;
+}
+FAKE int ncclCommWindowRegister(void* comm, void* memory, std::size_t bytes, void** window, int flags) {
+  remember(of(comm), {"register", memory, bytes, flags});
+  *window = memory;
+  return of(comm).register_result;
+}
+FAKE int ncclCommWindowDeregister(void* comm, void* window) {
+  if (of(comm).aborts > 0) ++of(comm).after_abort;
+  remember(of(comm), {"deregister", window});
+  return 0;
+}
+FAKE int ncclPutSignal(const void* data, std::size_t count, int type, int peer, void* window, std::size_t offset, int,
+                       int, unsigned, void* comm, void* stream) {
+  if (of(comm).aborts > 0) ++of(comm).after_abort;
+  remember(of(comm), {"put", data, count, type, peer, stream, window, offset});
+  return of(comm).put_result;
 }
 FAKE int ncclCommAbort(void* comm) {
   ++of(comm).aborts;

@@ -11,12 +11,14 @@
 namespace fake_nccl {
 
 struct Call {
-  std::string what;  ///< "start", "send", "receive", "end", "abort"
+  std::string what;  ///< "start", "send", "receive", "end", "abort", "register", "deregister", "put"
   const void* data = nullptr;
   std::size_t count = 0;
   int type = 0;
   int peer = 0;
   const void* stream = nullptr;
+  const void* window = nullptr;
+  std::size_t offset = 0;
 };
 
 /// A communicator, and how it behaves.
@@ -26,6 +28,10 @@ struct Communicator {
   std::atomic<int> async_error{0};  ///< an ncclResult_t
   std::atomic<int> end_result{0};   ///< of ncclGroupEnd
   std::atomic<int> start_result{0}, send_result{0}, count_result{0}, device_result{0};
+  std::atomic<int> register_result{0}, put_result{0};
+  bool host_rma = true;             ///< of its properties
+  int lsa_teams = 1;                ///< likewise
+  std::atomic<int> allocations{0};  ///< of ncclMemAlloc that there are, in all
   std::atomic<int> polls_in_progress{0};
   std::atomic<int> aborts{0};
   std::atomic<int> after_abort{0};  ///< calls of a communicator that was aborted, which NCCL has freed

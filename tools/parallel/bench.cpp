@@ -4,13 +4,15 @@
 //   examples/context_parallel/launch.py 2 parallel_bench [--tokens 16384,65536,262144] [--heads 16/16,32/8]
 //       [--schemes ring,all_gather,ulysses,automatic,ring:2 | all] [--layout zigzag] [--full] [--packed]
 //       [--json FILE] [--repeats 10] [--least 3] [--seconds 4] [--limit SECONDS] [--limit-mb MB] [--no-single]
-//       [--reserved 0] [--timeout SECONDS]
+//       [--copied]
+//       [--reserved 0] [--transfers automatic|messages|puts] [--timeout SECONDS]
 //
 // A row: sizes, milliseconds of one GPU and of all, efficiency T1 / (n Tn), and what docs/scale.md's model says. Each
 // row is a median of --repeats rounds; behind --seconds of a row no more begin, once there are --least. ring:2 is two
 // dimensions, of which two ranks share heads; `all` is every choice that the ranks allow. --packed shares a packed
 // batch of lengths from 256 to 32k, log-uniform. --json FILE has a line of JSON for the machine and for each row.
-// What one GPU's memory, --limit-mb or --limit is too small for says so and is left out.
+// K and V of a rank lie in memory that ranks share where these have some; with --copied they are copied there by each
+// call. What one GPU's memory, --limit-mb or --limit is too small for says so and is left out.
 
 #include <cuda_runtime_api.h>
 
@@ -47,7 +49,7 @@ Enum named(const std::string& text, Enum last) {
   for (int i = 0; i <= static_cast<int>(last); ++i) {
     if (text == to_string(static_cast<Enum>(i))) return static_cast<Enum>(i);
   }
-  throw std::runtime_error(text + " is no layout or scheme");
+  throw std::runtime_error(text + " is no layout, scheme or way of transfers");
 }
 
 Choice choice_of(const std::string& text) {
@@ -61,6 +63,8 @@ bool take_flag(Options& options, const std::string& name) {
     options.causal = false;
   } else if (name == "--packed") {
     options.packed = true;
+  } else if (name == "--copied") {
+    options.copied = true;
   } else if (name == "--no-single") {
     options.single = false;
   } else {
@@ -108,12 +112,15 @@ void take(Options& options, const std::string& name, const std::string& value) {
     options.limit_mb = std::stod(value);
   } else if (name == "--reserved") {
     options.reserved = std::stoi(value);
+  } else if (name == "--transfers") {
+    options.transfers = named(value, fa::NcclTransfers::puts);
   } else if (name == "--timeout") {
     options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * std::stod(value)));
   } else {
     throw std::runtime_error(name +
                              ": accepted are --tokens, --heads, --schemes, --layout, --json, --repeats, --least, "
-                             "--seconds, --limit, --limit-mb, --reserved, --timeout, --full, --packed, --no-single");
+                             "--seconds, --limit, --limit-mb, --reserved, --transfers, --timeout, --full, --packed, "
+                             "--copied, --no-single");
   }
 }
 
@@ -162,7 +169,11 @@ int main(int count, char** values) {
     }
     bench::check(cudaSetDevice(rank.local), "cudaSetDevice");
     const ranks::NcclGroup group(rank);
-    bench::Bench(options, fa::use_nccl(group.comm(), {.timeout = options.timeout})).run(facts_of(rank.local, group));
+    const auto communicator = fa::use_nccl(group.comm(), {.timeout = options.timeout, .transfers = options.transfers});
+    bench::Json facts = facts_of(rank.local, group);
+    const bool copies = communicator->shares_memory() && options.copied;
+    facts.set("transfers", copies ? "puts of copies" : communicator->shares_memory() ? "puts" : "messages");
+    bench::Bench(options, communicator).run(facts);
     return 0;
   } catch (const std::exception& problem) {
     std::printf("parallel_bench: %s\n", problem.what());

@@ -68,10 +68,14 @@ void check(cudaError_t status, const char* call) {
   if (status != cudaSuccess) throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(status));
 }
 
-Memory::Memory(std::size_t bytes) {
+Memory::Memory(std::size_t bytes, fa::Communicator* sharing) {
   void* memory = nullptr;
-  check(cudaMalloc(&memory, bytes), "cudaMalloc");
-  memory_.reset(memory);
+  if (sharing != nullptr) {
+    memory = sharing->share(bytes);
+  } else {
+    check(cudaMalloc(&memory, bytes), "cudaMalloc");
+  }
+  memory_ = {memory, FreeMemory{sharing}};
 }
 
 void Memory::fill(std::size_t elements, int which) {
@@ -84,11 +88,12 @@ void Memory::fill(std::size_t elements, int which) {
   }
 }
 
-Tensors::Tensors(std::int64_t h_q, std::int64_t h_kv, std::int64_t rows, bool packed) {
+Tensors::Tensors(std::int64_t h_q, std::int64_t h_kv, std::int64_t rows, bool packed, fa::Communicator* sharing) {
   int which = 0;
   for (const std::int64_t heads : {h_q, h_kv, h_kv, h_q, h_q, h_q, h_kv, h_kv}) {
     const auto elements = static_cast<std::size_t>(heads * rows * kColumns);
-    memory_.push_back(std::make_unique<Memory>(elements * 2));
+    const bool is_key = memory_.size() == 1 || memory_.size() == 2;
+    memory_.push_back(std::make_unique<Memory>(elements * 2, is_key ? sharing : nullptr));
     const bool is_o = memory_.size() == 4, is_gradient = memory_.size() > 5;
     if (!is_o && !is_gradient) memory_.back()->fill(elements, which++);
     views_.push_back(packed ? fa::TensorView(memory_.back()->get(), fa::DType::bf16, {rows, heads, kColumns})

@@ -18,25 +18,31 @@ constexpr std::int64_t kColumns = 128;
 /// Throws std::runtime_error.
 void check(cudaError_t status, const char* call);
 
-/// Memory of the current GPU.
+struct FreeMemory {
+  fa::Communicator* sharing = nullptr;
+  void operator()(void* memory) const {
+    if (sharing != nullptr) return sharing->unshare(memory);
+    cudaFree(memory);
+  }
+};
+
+/// Memory of the current GPU, or this rank's part of memory that ranks share.
 class Memory {
  public:
-  explicit Memory(std::size_t bytes);
+  explicit Memory(std::size_t bytes, fa::Communicator* sharing = nullptr);
   /// Normal numbers, bf16: some are drawn on the host, the rest repeats them.
   void fill(std::size_t elements, int which);
   void* get() const { return memory_.get(); }
 
  private:
-  struct Free {
-    void operator()(void* memory) const { cudaFree(memory); }
-  };
-  std::unique_ptr<void, Free> memory_;
+  std::unique_ptr<void, FreeMemory> memory_;
 };
 
-/// q, k, v, o, lse, dout, dq, dk, dv of a call, [1, h, rows, 128] or packed.
+/// q, k, v, o, lse, dout, dq, dk, dv of a call, [1, h, rows, 128] or packed. K and V lie in memory that ranks share,
+/// where `sharing` is given.
 class Tensors {
  public:
-  Tensors(std::int64_t h_q, std::int64_t h_kv, std::int64_t rows, bool packed);
+  Tensors(std::int64_t h_q, std::int64_t h_kv, std::int64_t rows, bool packed, fa::Communicator* sharing = nullptr);
   static std::size_t bytes(std::int64_t h_q, std::int64_t h_kv, std::int64_t rows);
 
   fa::ForwardInputs forward_inputs() const { return {views_[0], views_[1], views_[2]}; }

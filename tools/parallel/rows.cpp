@@ -232,7 +232,10 @@ void Bench::row(const Size& size) {
   }
   reason = refusal(Tensors::bytes(size.h_q, size.h_kv, size.tokens / ranks_.size()), 0);
   if (!reason.empty()) return print_refused(size, {}, reason);
-  const Tensors own(size.h_q, size.h_kv, size.tokens / ranks_.size(), options_.packed);
+  fa::Communicator& communicator = ranks_.communicator();
+  const bool shares = communicator.shares_memory() && !options_.copied;
+  const Tensors own(size.h_q, size.h_kv, size.tokens / ranks_.size(), options_.packed,
+                    shares ? &communicator : nullptr);
   std::vector<Measured> all;
   for (const Choice& choice : choices(size)) {
     // What a choice is refused for, it is refused for on every rank, before anything is sent.

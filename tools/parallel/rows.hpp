@@ -31,8 +31,10 @@ struct Options {
   fa::ShardLayout layout = fa::ShardLayout::zigzag;
   bool causal = true;
   bool packed = false;
+  bool copied = false;  ///< K and V do not lie in memory that ranks share
   bool single = true;
   int reserved = 0;
+  fa::NcclTransfers transfers = fa::NcclTransfers::automatic;
   Rounds rounds;
   double limit_s = 0;                         ///< 0: none
   double limit_mb = 0;                        ///< 0: what is free

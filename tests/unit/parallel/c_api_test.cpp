@@ -307,6 +307,19 @@ TEST(CAbi, GroupsWithOptions) {
   }
   EXPECT_GE(heard.calls, 1);
   for (fa_communicator* const rank : ranks) fa_communicator_destroy(rank);
+  options.on_exchange = nullptr;
+  options.shares_memory = 1;  // transfers of a program go where it says all the same
+  ASSERT_EQ(fa_communicator_local_group_of(2, &options, ranks), FA_OK);
+  const auto shared = test::run_ranks(2, [&](int rank) {
+    double number = rank;
+    const fa_transfer transfer{rank == 0 ? 1 : 0, 1 - rank, FA_F64, 0, &number, 1};
+    if (fa_communicator_exchange(ranks[rank], &transfer, 1, nullptr, nullptr) != FA_OK ||
+        fa_communicator_synchronize(ranks[rank], nullptr) != FA_OK || number != 0) {
+      throw std::runtime_error(fa_last_error_message());
+    }
+  });
+  for (const std::string& problem : shared) EXPECT_EQ(problem, "");
+  for (fa_communicator* const rank : ranks) fa_communicator_destroy(rank);
   options.max_delay_us = -1;
   EXPECT_EQ(fa_communicator_local_group_of(2, &options, ranks), FA_INVALID_ARGUMENT);
   EXPECT_STREQ(fa_last_error_field("argument"), "options.max_delay_us");

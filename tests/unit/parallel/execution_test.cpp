@@ -13,9 +13,10 @@ using test::ParallelCase;
 
 constexpr double kBound = 1e-11;
 
-void expect_same(const ParallelCase& c) {
-  SCOPED_TRACE(to_string(c));
+void expect_same(const ParallelCase& c, bool shares_memory) {
+  SCOPED_TRACE(to_string(c) + (shares_memory ? ", sharing memory" : ""));
   LocalGroupOptions options;
+  options.shares_memory = shares_memory;
   options.seed = c.seed;
   options.max_delay = std::chrono::microseconds(c.seed % 3 == 0 ? 300 : 0);
   try {
@@ -29,6 +30,10 @@ void expect_same(const ParallelCase& c) {
   } catch (const std::exception& problem) {
     ADD_FAILURE() << problem.what();
   }
+}
+
+void expect_same(const ParallelCase& c) {
+  for (const bool shares_memory : {false, true}) expect_same(c, shares_memory);
 }
 
 struct Way {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <stdexcept>
@@ -144,6 +145,50 @@ TEST_P(Failing, ARankThatLeavesEndsAll) {
 
 INSTANTIATE_TEST_SUITE_P(Every, Failing, testing::Values(Scheme::ring, Scheme::all_gather, Scheme::ulysses),
                          [](const auto& scheme) { return std::string(to_string(scheme.param)); });
+
+// Memory that ranks share: as many bytes on all, within the bound, and only writes to where they are expected.
+TEST(Failure, SharedMemory) {
+  LocalGroupOptions options;
+  options.shares_memory = true;
+  options.timeout = kBound;
+  const auto problems_of = [&](const std::function<void(Communicator&)>& body) {
+    const auto group = make_local_group(3, options);
+    return test::run_ranks(3, [&](int rank) { body(*group[static_cast<std::size_t>(rank)]); });
+  };
+  for (const std::string& problem :
+       problems_of([](Communicator& own) { own.unshare(own.share(own.rank() == 1 ? 64 : 128)); })) {
+    EXPECT_NE(problem.find("where others share"), std::string::npos) << problem;
+  }
+  const auto begin = Clock::now();
+  const auto late = problems_of([](Communicator& own) {
+    if (own.rank() == 2) std::this_thread::sleep_for(3 * kBound);
+    own.unshare(own.share(64));
+  });
+  EXPECT_LT(Clock::now() - begin, 10 * kBound);
+  for (const std::string& problem : late)
+    EXPECT_NE(problem.find("has waited for rank 2"), std::string::npos) << problem;
+  // Of rank 0 to rank 1: right, elsewhere, beyond the end, and without a place.
+  for (const std::size_t place : {1, 2, 8, 0}) {
+    const auto problems = problems_of([place](Communicator& own) {
+      auto* const memory = static_cast<double*>(own.share(64));
+      memory[0] = 42 + own.rank();
+      if (own.rank() < 2) {
+        const Communicator::Transfer transfer{
+            own.rank() == 0,     1 - own.rank(),
+            memory + own.rank(), 1,
+            DType::f64,          own.rank() == 1 ? memory + 1 : place == 0 ? nullptr : memory + place};
+        own.wait(own.exchange(std::span(&transfer, 1), nullptr), nullptr);
+        if (own.rank() == 1 && memory[1] != 42) throw std::runtime_error("other bytes");
+      }
+      own.unshare(memory);
+    });
+    EXPECT_EQ(problems[1].empty(), place == 1) << problems[1];
+    EXPECT_EQ(problems[1].find("shared memory") == std::string::npos, place == 1) << problems[1];
+  }
+  const auto messages = make_local_group(1);
+  EXPECT_FALSE(messages[0]->shares_memory());
+  EXPECT_THROW(messages[0]->share(64), Error);
+}
 
 TEST(Failure, AnAbortedGroupServesNoMoreCalls) {
   const ParallelCase c = usual(Scheme::ring);

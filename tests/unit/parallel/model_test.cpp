@@ -211,7 +211,7 @@ TEST(Model, OwnKeysThatComeLast) {
                              varlen ? std::span<const std::int64_t>(lengths) : std::span<const std::int64_t>(), time);
     ClusterSpeeds speeds;
     speeds.link = link;
-    parallel::set_late_heads(problem, 2, speeds);
+    parallel::set_late_heads(problem, 2, speeds, false);
     return std::pair(problem.late_heads, problem.late_gradient_heads);
   };
   using Pair = std::pair<std::int64_t, std::int64_t>;

@@ -58,6 +58,15 @@ class Tensor {
     }
   }
   const TensorView& view() const { return view_; }
+  std::size_t bytes() const { return memory_.size(); }
+  /// The same elements elsewhere.
+  TensorView copied_to(void* data) const {
+    std::memcpy(data, memory_.data(), memory_.size());
+    TensorView copy = view_;
+    copy.data = data;
+    return copy;
+  }
+  void show(const TensorView& view) { view_ = view; }
 
  private:
   template <class T>
@@ -222,7 +231,14 @@ Outcome run_all(const ParallelCase& c, const LocalGroupOptions& options) {
     const bool has_lanes = parallel.describe(c.shape(), false, c.lengths).find("two lanes") != std::string::npos;
     const bool may_differ = c.layout == ShardLayout::contiguous && c.expects_lanes();  // where no keys travel
     if (has_lanes != c.expects_lanes() && !may_differ) throw std::runtime_error("another plan than the case is of");
-    run_rank(c, outcome.ranks[i], *outcome.extras, parallel);
+    Tensors& own = outcome.ranks[i];
+    if (!options.shares_memory) return run_rank(c, own, *outcome.extras, parallel);
+    // K and V of some ranks lie in shared memory, those of others do not.
+    void* const parts[] = {group[i]->share(own.k.bytes()), group[i]->share(own.v.bytes())};
+    if (rank % 2 == 0) own.k.show(own.k.copied_to(parts[0]));
+    if (rank % 4 == 0) own.v.show(own.v.copied_to(parts[1]));
+    run_rank(c, own, *outcome.extras, parallel);
+    for (void* const part : parts) group[i]->unshare(part);
   });
   for (const std::string& problem : problems) {
     if (!problem.empty()) throw std::runtime_error(problem);

@@ -10,6 +10,7 @@
 
 #include "parallel/config.hpp"
 #include "parallel/layout.hpp"
+#include "parallel/shared_places.hpp"
 #include "support/thorough.hpp"
 #include "unit/parallel/plan_cases.hpp"
 #include "unit/parallel/plan_simulation.hpp"
@@ -148,8 +149,8 @@ bool meet(const Region& a, const Region& b) {
          a.row <= b.row + (b.rows - 1) * b.row_step && b.row <= a.row + (a.rows - 1) * a.row_step;
 }
 
-/// Lanes and transfers as three threads with vector clocks: two accesses of one place, of which one writes, are ordered
-/// by a fork, a join, an exchange's lanes or a wait.
+/// Lanes and transfers as three threads with vector clocks: two accesses of one place, of which one
+/// writes, are ordered by a fork, a join, an exchange's lanes or a wait.
 class Order {
  public:
   explicit Order(const Plan& plan) {
@@ -232,6 +233,52 @@ TEST(Plan, NothingTouchesWhatIsUnderWay) {
           ASSERT_TRUE(order.is_safe()) << to_text(problem) << to_string(plan);
           ASSERT_TRUE(order.ends()) << to_text(problem) << to_string(plan);
         }
+      }
+    }
+  }
+}
+
+// What a rank writes to another's memory goes to where that one receives it, and tensors there do not meet.
+TEST(Plan, PlacesAreThoseOfReceivers) {
+  constexpr ElementSizes kSizes{2, 4};
+  for (const int ranks : {2, 4, 5}) {
+    for (const Problem& problem : plan_cases(ranks)) {
+      Problem copying = problem;
+      copying.dense_kv = copying.dense_rows = false;
+      for (const bool backward : {false, true}) {
+        const std::vector<Plan> plans = plans_of(copying, backward), own_plans = plans_of(problem, backward);
+        std::map<std::pair<int, int>, std::vector<std::int64_t>> sent, received;
+        for (int rank = 0; rank < ranks; ++rank) {
+          // Some ranks have K and V in shared memory, others copy them.
+          const Plan& plan = (rank % 2 == 0 ? own_plans : plans)[static_cast<std::size_t>(rank)];
+          const SharedPlaces places = shared_places(plan, plans, rank, kSizes);
+          std::size_t next = 0;
+          for (const Op& op : plan.ops) {
+            const auto* const exchange = std::get_if<Exchange>(&op);
+            for (const PlanTransfer& transfer :
+                 exchange == nullptr ? std::vector<PlanTransfer>{} : exchange->transfers) {
+              if (transfer.sends) sent[{rank, transfer.peer}].push_back(places.sends.at(next++));
+              const auto index = static_cast<std::size_t>(transfer.region.tensor);
+              if (index < kGivenCount) continue;  // of the caller
+              const PlanTensor& tensor = plan.tensors[index];
+              const std::int64_t head = tensor.b * tensor.rows * tensor.columns * kSizes.of(tensor.element);
+              const std::int64_t own = places.own.offsets[index] + transfer.region.head * head;
+              if (!transfer.sends) received[{transfer.peer, rank}].push_back(own);
+              ASSERT_LE(own + transfer.region.heads * head, places.bytes) << to_text(problem);
+            }
+          }
+          ASSERT_EQ(next, places.sends.size());
+          std::int64_t end = 0;
+          std::map<std::int64_t, std::size_t> in_order;
+          for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
+            if (places.own.offsets[i] != SharedLayout::kNowhere) in_order[places.own.offsets[i]] = i;
+          }
+          for (const auto& [offset, index] : in_order) {
+            ASSERT_GE(offset, end) << "tensors that meet";
+            end = offset + plan.tensors[index].elements() * kSizes.of(plan.tensors[index].element);
+          }
+        }
+        ASSERT_EQ(sent, received) << to_text(problem);
       }
     }
   }
