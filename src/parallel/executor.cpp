@@ -146,6 +146,7 @@ class Run {
         scratch_(static_cast<std::byte*>(memory.scratch)),
         shared_(static_cast<std::byte*>(memory.shared)),
         stream_(stream),
+        by_copy_engines_(executor.places_ && !executor.memory_.is_capturing(stream)),
         streams_{stream, nullptr} {
     bool fits = true;
     for (const TensorView& view : given) fits = fits && (view.rank != 4 || view.shape[3] == 1 || rows_aligned(view));
@@ -172,7 +173,8 @@ class Run {
     } catch (const std::exception& problem) {
       if (is_forked_) follow_quietly(streams_[1]);
       if (late_ != nullptr) follow_quietly(executor_.memory_.lane(1));
-      if (!groups_.empty()) communicator_.abort("rank " + std::to_string(communicator_.rank()) + ": " + problem.what());
+      if (!groups_.empty() || late_ != nullptr)
+        communicator_.abort("rank " + std::to_string(communicator_.rank()) + ": " + problem.what());
       throw;
     }
   }
@@ -232,7 +234,7 @@ class Run {
 
   /// Puts hold no call up, but take the host longer to queue than a kernel: a call that follows is queued in front.
   void run(const Exchange& op) {
-    if (!executor_.places_) return queue(op, gathered(op.lanes));
+    if (!by_copy_engines_) return queue(op, gathered(op.lanes));
     const Stream beside = executor_.memory_.lane(1), ready = gathered(op.lanes);
     if (beside != ready) executor_.memory_.follow(beside, ready);
     late_ = &op;
@@ -249,7 +251,7 @@ class Run {
       if (executor_.places_) transfers.back().place = place_of_transfer(planned, tensor);
     }
     groups_.push_back(communicator_.exchange(transfers, ready));
-    if (executor_.places_) return;
+    if (by_copy_engines_) return;
     // A forward that fills the GPU at once would let transfers wait until it ends.
     std::size_t next = index_ + 1, lane = lane_;
     const std::vector<Op>& ops = executor_.plan_.ops;
@@ -303,7 +305,7 @@ class Run {
     inputs.k = given(call.k);
     inputs.v = given(call.v);
     inputs.max_multiprocessors = context_.max_multiprocessors;
-    if (inputs.max_multiprocessors == 0 && executor_.beside_[index_].value) {
+    if (inputs.max_multiprocessors == 0 && executor_.beside_[index_].value && !by_copy_engines_) {
       inputs.max_multiprocessors = context_.most_blocks;
     }
     if (call.mask == BlockMask::placed) {
@@ -393,7 +395,8 @@ class Run {
   std::byte* scratch_;
   std::byte* shared_;
   Stream stream_;
-  Stream streams_[kLanes];  ///< of lanes
+  const bool by_copy_engines_;  ///< transfers, which graphs have as messages
+  Stream streams_[kLanes];      ///< of lanes
   Workspace workspaces_[kLanes]{};
   std::size_t lane_ = 0;
   bool is_forked_ = false;
@@ -522,9 +525,9 @@ void Executor::prepare(Attentions& attentions, const CallContext& context) {
   for (const Op& op : plan_.ops) {
     if (const auto* const exchange = std::get_if<Exchange>(&op)) under_way = exchange->number;
     if (const auto* const wait = std::get_if<Wait>(&op)) waited = wait->number;
-    beside_.push_back({!places_ && under_way > waited});  // which copy engines do not matter to
+    beside_.push_back({under_way > waited});
   }
-  if (plan_.exchanges > 0 && !places_) memory_.load_pause();
+  if (plan_.exchanges > 0) memory_.load_pause();
   if (plan_.has_lanes() || places_) memory_.load_lanes();
   for (std::size_t i = 0; i < kLanes; ++i) {
     workspace_sizes_[i] = aligned(workspaces[i]);

@@ -76,7 +76,10 @@ void NcclWindows::free(const Part& part) noexcept {
 }
 
 void* NcclWindows::share(std::size_t bytes) {
-  if (words_.memory == nullptr) words_ = allocate(2 * sent_.size() * sizeof(std::uint64_t));
+  if (words_.memory == nullptr) {
+    words_ = allocate(2 * sent_.size() * sizeof(std::uint64_t));
+    awaited_words_ = words_.memory;
+  }
   parts_.push_back(allocate(bytes));
   return parts_.back().memory;
 }
@@ -167,12 +170,14 @@ int NcclWindows::queue(std::span<const Communicator::Transfer> group, Stream str
 
 void NcclWindows::release(Stream stream) noexcept {
   is_released_ = true;
-  if (words_.memory == nullptr) return;
+  std::byte* const words = awaited_words_;
+  if (words == nullptr) return;
   const CudaScope scope(context_);
   const auto until = std::chrono::steady_clock::now() + kReleaseTime;
   do {
     // Again and again: a word of another rank may come meanwhile.
-    cuda().cuMemsetD8Async(address(0), kReleased, sent_.size() * sizeof(std::uint64_t), releasing_);
+    cuda().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(words), kReleased, sent_.size() * sizeof(std::uint64_t),
+                           releasing_);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   } while (cuda().cuStreamQuery(stream) == CUDA_ERROR_NOT_READY && std::chrono::steady_clock::now() < until);
 }

@@ -77,6 +77,7 @@ class NcclWindows {
   std::vector<std::uint64_t> sent_, awaited_;  ///< [word][peer]
   CUstream releasing_ = nullptr;
   std::atomic<bool> is_released_{false};
+  std::atomic<std::byte*> awaited_words_{nullptr};  ///< for `release`, of any thread
 };
 
 }  // namespace fa::parallel
