@@ -166,6 +166,7 @@ def test_what_is_refused():
     alone = parallel.Communicator.__new__(parallel.Communicator)
     refused(ValueError, lambda: alone.agree(int), "local_group")
     refused(fa_attention.Error, lambda: parallel.Communicator.of_nccl(0))
+    refused(ValueError, lambda: parallel.Communicator.of_nccl(0, transfers="mail"), "transfers", "puts")
 
 
 DROPPED = {"dropout": 0.25, "causal": True}

@@ -93,8 +93,12 @@ class ParallelCase {
 
   void make_group(Group* group, std::int64_t timeout_ms) {
     const auto ranks = static_cast<std::int32_t>(group->communicators.size());
-    check("fa_communicator_local_group", fa_communicator_local_group(ranks, timeout_ms, group->communicators.data()),
-          {FA_OK});
+    fa_local_group_options options{};
+    options.struct_size = sizeof options;
+    options.timeout_ms = timeout_ms;
+    options.shares_memory = random_.one_in(2) ? 1 : 0;
+    check("fa_communicator_local_group_of",
+          fa_communicator_local_group_of(ranks, &options, group->communicators.data()), {FA_OK});
   }
 
   /// Returns whether all ranks have one. They are all given the same.

@@ -293,6 +293,7 @@ const fa_shard_copy* RankCall::shard_copy(const Setup& setup) {
 const fa_nccl_options* RankCall::nccl_options() {
   fa_nccl_options value{};
   value.without_watch = random_.one_in(2);
+  value.transfers = static_cast<std::int32_t>(random_.between(-1, 4));
   change(&value.timeout_ms);
   return pass(value);
 }
