@@ -247,7 +247,7 @@ int differing_batches(const InvariantPath& path, const std::string& kernel = {},
   const std::vector<Document>& texts = batch_texts(path);
   const auto first = std::ranges::find(batch_paths(), path.arithmetic, &InvariantPath::arithmetic);
   int count = 0;
-  const std::vector<Request> requests = path.spec.split ? std::vector<Request>{{1, 150}, {3, 97}, {2, 63}, {1, 17}}
+  const std::vector<Request> requests = path.spec.split ? std::vector<Request>{{1, 150}, {3, 97}, {6, 140}, {2, 63}, {1, 17}}
                                                         : std::vector<Request>{{kRows, kRows}, {90, 120}};
   for (const Request& request : requests) {
     const Chunk chunk = request.of(texts[0]);
@@ -302,7 +302,7 @@ TEST(InvariantDenseBatches, GiveARequestTheBitsThatItHasAloneOverPages) {
   const InvariantPath path = dense_whole_path();
   const std::vector<Document>& texts = batch_texts(path);
   const auto first = std::ranges::find(batch_paths(), path.arithmetic, &InvariantPath::arithmetic);
-  for (const Request& request : {Request{1, 150}, {3, 97}, {2, 64}}) {
+  for (const Request& request : {Request{1, 150}, {3, 97}, {6, 140}, {2, 64}}) {
     const Chunk chunk = request.of(texts[0]), other = request.as_many(texts[1], request.end);
     const ChunkCall alone(first->config, {chunk}, 0, 1);
     const RowBits wanted = alone.bits_of(run_chunks(*first, alone, {})).front();
