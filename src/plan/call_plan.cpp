@@ -21,7 +21,7 @@ namespace fa::plan {
 namespace {
 
 constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
-constexpr std::int64_t kMergesAtOnce = 2;  // rows of a multiprocessor whose splits are merged
+constexpr std::int64_t kMergesAtOnce = 1;  // rows of a multiprocessor whose splits are merged
 // Persistent kernels count tiles in an int, up to a round past the last one.
 constexpr std::int64_t kMaxTiles = (std::int64_t{1} << 31) - 65536;
 

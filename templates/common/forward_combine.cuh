@@ -66,7 +66,7 @@ struct ForwardCombine {
       if constexpr (kFoldsSplits<Config>) fold_rows_left();
     } else {
       // Found ahead of the wait. What comes behind it is a trip to the L2 cache, and little else.
-      Merge merge(params.partial_o, params.partial_lse, slice * kWarpSize, row, rows, params.splits);
+      Merge merge = merge_of_row();
       int few = merges_few_rows(params) ? 1 : 0;
       ptx::compute_ahead(few);
       if (row >= rows) return;  // other warps of the block wait
@@ -89,6 +89,10 @@ struct ForwardCombine {
     return static_cast<int64_t>(ptx::block_index()) * Config::kWarps + ptx::thread_index() / kWarpSize;
   }
 
+  FA_DEVICE Merge merge_of_row() const {
+    return Merge(params.partial_o, params.partial_lse, slice * kWarpSize, row, rows, params.splits);
+  }
+
   /// Of no more blocks than run at once: the rows that are not whole. Each lane looks at one.
   FA_DEVICE void fold_rows_left() const {
     const int64_t step = int64_t{ptx::block_count()} * Config::kWarps / kWarpsOfRow;  // or all rows in one
@@ -101,7 +105,7 @@ struct ForwardCombine {
       for (int i = 0; i < kWarpSize && wanted != 0; ++i) {
         const ForwardCombine next(params, first + ptx::popc((wanted & (0 - wanted)) - 1) * step);
         wanted &= wanted - 1;
-        Merge merge(params.partial_o, params.partial_lse, slice * kWarpSize, next.row, rows, params.splits);
+        Merge merge = next.merge_of_row();
         next.fold(merge);
       }
     }
