@@ -223,7 +223,7 @@ const std::vector<InvarianceMutation>& batch_mutations() {
        "store_sums(kernel::SplitSum::of_no_keys(), whole.factor, r, lane);",
        "store_sums(folded.total, whole.factor, r, lane);", "length_taken_whole_pages_of_8"},
       {"batch_folds_eight_rows", "sm90/sm90_whole_tiles.cuh",
-       "return to.row_count(query) - to.first_row_of(query) > 8;", "return false;", "length_taken_whole_pages_of_8"},
+       "to.first_row_of(query) > 8;", "to.first_row_of(query) > 16;", "length_taken_whole_pages_of_8"},
       {"batch_does_not_mark_whole_rows", "sm90/sm90_whole_tiles.cuh", "mark_whole(query, rows, row);", "",
        "length_taken_whole_pages_of_40"},
       {"batch_merges_from_the_last_split", "common/partial_merge.cuh",
