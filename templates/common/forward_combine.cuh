@@ -45,10 +45,7 @@ struct ForwardCombine {
 
   FA_DEVICE explicit ForwardCombine(const Params& p) : ForwardCombine(p, own_warp() / kWarpsOfRow) {}
   FA_DEVICE ForwardCombine(const Params& p, int64_t of)
-      : params(p),
-        rows(int64_t{p.b} * p.h_q * p.s_q),
-        row(of),
-        slice(static_cast<int>(own_warp() % kWarpsOfRow)) {
+      : params(p), rows(int64_t{p.b} * p.h_q * p.s_q), row(of), slice(static_cast<int>(own_warp() % kWarpsOfRow)) {
     const int64_t of_head = row / p.s_q;
     position = static_cast<int>(row - of_head * p.s_q);
     batch = static_cast<int>(of_head / p.h_q);

@@ -203,9 +203,14 @@ const std::vector<InvariantPath>& batch_paths() {
   return paths;
 }
 
-InvariantPath dense_whole_path() {
-  return to_path(
-      HopperShape{"length", "length_taken_whole_dense", 64, 1, 0, kShares | kPackGqa | kByLength | kWholeTiles});
+const std::vector<InvariantPath>& dense_batch_paths() {
+  static const std::vector<InvariantPath> paths = [] {
+    constexpr unsigned kFlags = kShares | kPackGqa | kByLength;
+    return std::vector<InvariantPath>{
+        to_path(HopperShape{"length", "length_cut_dense", 64, 1, 0, kFlags}),
+        to_path(HopperShape{"length", "length_taken_whole_dense", 64, 1, 0, kFlags | kWholeTiles})};
+  }();
+  return paths;
 }
 
 const std::vector<InvarianceMutation>& batch_mutations() {
@@ -222,8 +227,8 @@ const std::vector<InvarianceMutation>& batch_mutations() {
       {"batch_keeps_folded_rows", "sm90/sm90_whole_tiles.cuh",
        "store_sums(kernel::SplitSum::of_no_keys(), whole.factor, r, lane);",
        "store_sums(folded.total, whole.factor, r, lane);", "length_taken_whole_pages_of_8"},
-      {"batch_folds_eight_rows", "sm90/sm90_whole_tiles.cuh",
-       "to.first_row_of(query) > 8;", "to.first_row_of(query) > 16;", "length_taken_whole_pages_of_8"},
+      {"batch_folds_eight_rows", "sm90/sm90_whole_tiles.cuh", "to.first_row_of(query) > 8;",
+       "to.first_row_of(query) > 16;", "length_taken_whole_pages_of_8"},
       {"batch_does_not_mark_whole_rows", "sm90/sm90_whole_tiles.cuh", "mark_whole(query, rows, row);", "",
        "length_taken_whole_pages_of_40"},
       {"batch_merges_from_the_last_split", "common/partial_merge.cuh",
@@ -237,8 +242,8 @@ const std::vector<InvarianceMutation>& batch_mutations() {
        "length_taken_whole_pages_of_8"},
       {"batch_cuts_whole_tiles_by_the_limit", "sm90/sm90_schedule.cuh", "take_whole(query, query.sequence.splits);",
        "take_whole(query, params.splits);", "length_taken_whole_pages_of_8"},
-      {"batch_forgets_a_boundary", "sm90/sm90_forward.cuh", "if (leaves && !spans) this->enter_next_split(at.ahead);", "",
-       "length_taken_whole_pages_of_40"},
+      {"batch_forgets_a_boundary", "sm90/sm90_forward.cuh", "if (leaves && !spans) this->enter_next_split(at.ahead);",
+       "", "length_taken_whole_pages_of_40"},
   };
   return mutations;
 }
