@@ -21,6 +21,7 @@ namespace fa::plan {
 namespace {
 
 constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
+constexpr std::int64_t kMergesAtOnce = 1;  // rows of a multiprocessor whose splits are merged
 // Persistent kernels count tiles in an int, up to a round past the last one.
 constexpr std::int64_t kMaxTiles = (std::int64_t{1} << 31) - 65536;
 
@@ -195,8 +196,11 @@ void plan_call(const Problem& problem, const Choice& choice, const KernelSet& ke
     params.merge.some_whole = attention.whole_tiles() && problem.paged();
     const std::int64_t rows = std::int64_t{params.b} * params.h_q * params.s_q;
     const KernelSpec& combine = kernels[Role::combine];
-    const std::int64_t warps = rows * kernel::combine_warps(combine.d_v, combine.accumulate);
-    call.add(Role::combine, ceil_div(warps, combine.warps), &params, may_start_early(combine));
+    const std::int64_t of_row = kernel::combine_warps(combine.d_v, combine.accumulate);
+    std::int64_t blocks = ceil_div(rows * of_row, combine.warps);
+    // Most rows may need none: then blocks that come and go would be all that it does.
+    if (params.merge.some_whole) blocks = std::min(blocks, kMergesAtOnce * facts.multiprocessors * of_row);
+    call.add(Role::combine, blocks, &params, may_start_early(combine));
   }
   if (problem.statistics.summed_heads() != ColumnSums::none) {
     call.forward_params.sums.scales = scale_params(tensors);

@@ -37,16 +37,15 @@ struct ForwardCombine {
 
   const Params& params;
   const int64_t rows;
-  int64_t row;
-  int slice;  // of the row's columns
+  const int64_t row;
+  const int slice;  // of the row's columns
   int batch, head, position;
   T* o;
   float* lse;
 
-  FA_DEVICE explicit ForwardCombine(const Params& p) : params(p), rows(int64_t{p.b} * p.h_q * p.s_q) {
-    const int64_t warp = static_cast<int64_t>(ptx::block_index()) * Config::kWarps + ptx::thread_index() / kWarpSize;
-    row = warp / kWarpsOfRow;
-    slice = static_cast<int>(warp % kWarpsOfRow);
+  FA_DEVICE explicit ForwardCombine(const Params& p) : ForwardCombine(p, own_warp() / kWarpsOfRow) {}
+  FA_DEVICE ForwardCombine(const Params& p, int64_t of)
+      : params(p), rows(int64_t{p.b} * p.h_q * p.s_q), row(of), slice(static_cast<int>(own_warp() % kWarpsOfRow)) {
     const int64_t of_head = row / p.s_q;
     position = static_cast<int>(row - of_head * p.s_q);
     batch = static_cast<int>(of_head / p.h_q);
@@ -59,17 +58,18 @@ struct ForwardCombine {
     if constexpr (kAccumulate<Config>) {
       start(merges_few_rows(params), false);
       if (row < rows) add_to_state();
+    } else if (kFoldsSplits<Config> && params.merge.some_whole) {
+      start(false, false);
+      if constexpr (kFoldsSplits<Config>) fold_rows_left();
     } else {
       // Found ahead of the wait. What comes behind it is a trip to the L2 cache, and little else.
-      Merge merge(params.partial_o, params.partial_lse, slice * kWarpSize, row, rows, params.splits);
+      Merge merge = merge_of_row();
       int few = merges_few_rows(params) ? 1 : 0;
       ptx::compute_ahead(few);
       if (row >= rows) return;  // other warps of the block wait
       start(few != 0, params.merge.beside_lone);
       if constexpr (kFoldsSplits<Config>) {
-        if (!merge.load_first(params.merge.some_whole)) return;
-        merge.add_all();
-        store_folded(merge);
+        fold(merge);
       } else {
         merge.join_all();
         [[maybe_unused]] const SplitSum sink = join_sink(merge);
@@ -82,6 +82,38 @@ struct ForwardCombine {
   }
 
  private:
+  static FA_DEVICE int64_t own_warp() {
+    return static_cast<int64_t>(ptx::block_index()) * Config::kWarps + ptx::thread_index() / kWarpSize;
+  }
+
+  FA_DEVICE Merge merge_of_row() const {
+    return Merge(params.partial_o, params.partial_lse, slice * kWarpSize, row, rows, params.splits);
+  }
+
+  /// Of no more blocks than run at once: the rows that are not whole. Each lane looks at one.
+  FA_DEVICE void fold_rows_left() const {
+    const int64_t step = int64_t{ptx::block_count()} * Config::kWarps / kWarpsOfRow;  // or all rows in one
+    FA_UNROLL_BY(1)
+    for (int64_t first = row; first < rows; first += kWarpSize * step) {
+      const int64_t own = first + ptx::thread_index() % kWarpSize * step;
+      const bool left = own < rows && !SplitSum::is_of_whole(params.partial_lse, (params.splits - 1) * rows + own);
+      uint32_t wanted = ptx::vote_ballot(left);
+      FA_UNROLL_BY(1)
+      for (int i = 0; i < kWarpSize && wanted != 0; ++i) {
+        const ForwardCombine next(params, first + ptx::popc((wanted & (0 - wanted)) - 1) * step);
+        wanted &= wanted - 1;
+        Merge merge = next.merge_of_row();
+        next.fold(merge);
+      }
+    }
+  }
+
+  FA_DEVICE void fold(Merge& merge) const {
+    merge.load_first();
+    merge.add_all();
+    store_folded(merge);
+  }
+
   /// `alone`: blocks of the next forward find no place before those of this one leave theirs, one each.
   FA_DEVICE void start(bool few, bool alone) const {
     if constexpr (kOverlaps<Config>) {

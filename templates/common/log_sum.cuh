@@ -45,7 +45,9 @@ struct SplitSum {
 
   /// In the place of a row's last split: the row is stored, and needs no merge.
   FA_DEVICE static SplitSum of_whole() { return {0.f, 0.f, -1.f}; }
-  FA_DEVICE bool is_of_whole() const { return sum < 0.f; }
+  FA_DEVICE static bool is_of_whole(const float* sums, int64_t row) {
+    return ptx::ld_global(sums + kSplitSumFloats * row + 2) < 0.f;
+  }
 
   /// One term, whose logarithm is x.
   FA_DEVICE static SplitSum of_term(float x) { return {x, 0.f, 1.f}; }

@@ -230,15 +230,10 @@ struct EvenFold : EvenMerge<kHeadDimV> {
       : Base(partial_o + (results - 1) * of_each * kHeadDimV, partial_sums + (results - 1) * of_each * kSplitSumFloats,
              first, row, -of_each, results) {}
 
-  /// Loads what comes first. False of a row that is whole, if `some` are: those have no partial results.
-  FA_DEVICE bool load_first(bool some) {
-    if (some) {
-      if (lane == 0) own_ = Base::sums_of_lane(0);
-      if (own_.of_lane(0).is_of_whole()) return false;
-    }
+  /// What comes first.
+  FA_DEVICE void load_first() {
     own_ = Base::sums_of_lane(0);
     Base::load_columns(0);
-    return true;
   }
 
   FA_DEVICE void add_all() {

@@ -118,6 +118,14 @@ struct Epilogue : Schedule<Traits> {
     softmax.finish();
     const Rows rows{params.group, query.tile.head};
     const int first_row = first_row_of(query) + warp_row + lane / 4;
+    if constexpr (kWholeTiles) {
+      if (query.whole) {
+        if (warp_row == 0) {  // of the others there are no rows
+          WholeTiles<Epilogue>{*this}.finish(softmax, factors, query, first_row, lane, ends);
+        }
+        return;
+      }
+    }
     using Sum = typename kernel::Either<kernel::SplitSum, kernel::LogSum, kLeavesSplits || kPostsPieces>::type;
     bool part = kLeavesSplits;
     if constexpr (kPostsPieces) part = is_part(query);
@@ -151,13 +159,6 @@ struct Epilogue : Schedule<Traits> {
     if constexpr (kAccumulate) ptx::sync_warp();  // the state's log-sum-exp is read, in whose place the result goes
     if constexpr (Base::kStatistics) {
       StatisticsOfRows<Epilogue>{*this}.store(softmax, query, first_row, lane, weight);
-    }
-    if constexpr (kWholeTiles) {
-      if (query.whole) {
-        if (warp_row != 0) return;  // of whom there are no rows
-        WholeTiles<Epilogue>{*this}.fold_sums(sums, factors, query, first_row, lane, ends);
-        return;
-      }
     }
     if constexpr (kLeavesSplits && !Base::kRowsAhead) find_rows(factors, query, warp_row, lane);
     if constexpr (kMergesInCluster) {
@@ -214,8 +215,6 @@ struct Epilogue : Schedule<Traits> {
   template <bool kEnds>
   FA_DEVICE void store(O& o, const Factors& factors, const Query& query, int warp_row, int lane, int q_buffer,
                        [[maybe_unused]] bool ends = true) const {
-    multiply(o, factors.keys);
-    if constexpr (kAccumulate) add_states(o, factors, query, first_row_of(query) + warp_row, lane);
     if constexpr (kWholeTiles) {
       if (query.whole) {
         if (warp_row == 0) {
@@ -224,6 +223,8 @@ struct Epilogue : Schedule<Traits> {
         return;
       }
     }
+    multiply(o, factors.keys);
+    if constexpr (kAccumulate) add_states(o, factors, query, first_row_of(query) + warp_row, lane);
     if constexpr (kMergesInCluster) {
       merge_in_cluster(o, factors, query, warp_row, lane);
     } else if constexpr (kStageO) {

@@ -207,9 +207,6 @@ struct Forward : Products<ForwardTraits<Config>> {
           if (!next_query(at, more)) break;
         } else {
           --at.ahead.n;
-          if constexpr (kWholeTiles) {
-            if (leaves) this->enter_split(at.ahead);
-          }
         }
         step(at, spans, leaves);
       }
@@ -298,6 +295,9 @@ struct Forward : Products<ForwardTraits<Config>> {
     issue_output(at.o, at.p, at.v_slot.index, !at.first);
     if (kPingpong) signal_pingpong(at.consumer);
     this->template with_products<false>(at.tile, at.ahead, at.warp_row, at.lane);
+    if constexpr (kWholeTiles) {
+      if (leaves && !spans) this->enter_next_split(at.ahead);
+    }
     if constexpr (kFinishOverlapped) finish_overlapped(at, spans, leaves);
     this->template before_softmax<false>(at.tile, at.ahead, at.warp_row, at.lane);
     ptx::wgmma_wait<1>();

@@ -268,7 +268,7 @@ struct ForwardTraits {
   // What ends a query tile's rows is overlapped with the next one's first product. Of more warpgroups others have work
   // then.
   static constexpr bool kFinishOverlapped =
-      kFixedSplits || (kWholeTiles && !kPaged) || (kRegistersLeft && kConsumers < 3 && kQBuffers == 2);
+      kFixedSplits || kWholeTiles || (kRegistersLeft && kConsumers < 3 && kQBuffers == 2);
 
   static constexpr SharedLayout kLayout = shared_layout(kShape);
   static constexpr int kSharedBytes = kLayout.bytes;

@@ -450,6 +450,12 @@ struct Schedule : ForwardBlock<Traits> {
     cursor.split_begin = cursor.query.range.begin;
   }
 
+  /// The same behind a split of the tile: it has another one.
+  FA_DEVICE void enter_next_split(Cursor& cursor) const {
+    --cursor.query.tile.split;
+    enter_split(cursor);
+  }
+
   /// The KV tile whose scores are in the making.
   FA_DEVICE int kv_tile(const Cursor& cursor) const { return kLists ? cursor.listed : cursor.n; }
 

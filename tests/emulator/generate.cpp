@@ -224,7 +224,7 @@ std::string invariant_file(const fs::path& folder, std::size_t file, std::size_t
       specs.push_back(fa::plan::mask_tiles_spec(path.spec));
     }
   }
-  specs.push_back(emulator::dense_whole_path().spec);
+  for (const auto& path : emulator::dense_batch_paths()) specs.push_back(path.spec);
   std::set<std::string> seen;
   for (const emulator::InvariantPath& path : emulator::batch_paths()) {
     specs.push_back(path.spec);

@@ -203,9 +203,14 @@ const std::vector<InvariantPath>& batch_paths() {
   return paths;
 }
 
-InvariantPath dense_whole_path() {
-  return to_path(
-      HopperShape{"length", "length_taken_whole_dense", 64, 1, 0, kShares | kPackGqa | kByLength | kWholeTiles});
+const std::vector<InvariantPath>& dense_batch_paths() {
+  static const std::vector<InvariantPath> paths = [] {
+    constexpr unsigned kFlags = kShares | kPackGqa | kByLength;
+    return std::vector<InvariantPath>{
+        to_path(HopperShape{"length", "length_cut_dense", 64, 1, 0, kFlags}),
+        to_path(HopperShape{"length", "length_taken_whole_dense", 64, 1, 0, kFlags | kWholeTiles})};
+  }();
+  return paths;
 }
 
 const std::vector<InvarianceMutation>& batch_mutations() {
@@ -217,21 +222,28 @@ const std::vector<InvarianceMutation>& batch_mutations() {
        "splits_of_length(params.s_kv, params.splits,", "length_pages_of_16"},
       {"batch_reads_splits_that_there_are_not", "sm90/sm90_schedule.cuh",
        "if (query.tile.split >= query.sequence.splits) query.range = {};", "", "length_pages_of_24"},
-      {"batch_folds_without_what_was_before", "sm90/sm90_whole_tiles.cuh", "own, factors.weights[i / 2]);",
-       "own, kernel::FoldedRow::Weights{0.f, factors.weights[i / 2].split});", "length_taken_whole_pages_of_8"},
-      {"batch_keeps_folded_rows", "sm90/sm90_whole_tiles.cuh", "folded = {};", "", "length_taken_whole_pages_of_8"},
+      {"batch_folds_without_what_was_before", "sm90/sm90_whole_tiles.cuh", "split, factors.weights[r]);",
+       "split, kernel::FoldedRow::Weights{0.f, factors.weights[r].split});", "length_taken_whole_pages_of_8"},
+      {"batch_keeps_folded_rows", "sm90/sm90_whole_tiles.cuh",
+       "store_sums(kernel::SplitSum::of_no_keys(), whole.factor, r, lane);",
+       "store_sums(folded.total, whole.factor, r, lane);", "length_taken_whole_pages_of_8"},
+      {"batch_folds_eight_rows", "sm90/sm90_whole_tiles.cuh", "to.first_row_of(query) > 8;",
+       "to.first_row_of(query) > 16;", "length_taken_whole_pages_of_8"},
       {"batch_does_not_mark_whole_rows", "sm90/sm90_whole_tiles.cuh", "mark_whole(query, rows, row);", "",
        "length_taken_whole_pages_of_40"},
       {"batch_merges_from_the_last_split", "common/partial_merge.cuh",
        "const FoldedRow::Weights weights{Base::shuffled(of_lane.so_far, from), Base::shuffled(of_lane.split, from)};",
        "const FoldedRow::Weights weights{1.f, Base::shuffled(of_lane.split, from)};", "length_taken_whole_pages_of_8"},
+      {"batch_merges_one_row_a_block", "common/forward_combine.cuh",
+       "const int64_t own = first + ptx::thread_index() % kWarpSize * step;",
+       "const int64_t own = first + ptx::thread_index() % kWarpSize * rows;", "length_taken_whole_pages_of_8"},
       {"batch_takes_whole_tiles_alone", "sm90/sm90_schedule.cuh",
        "const int end = counts.longest <= whole_keys ? query_tiles : tiles;", "const int end = query_tiles;",
        "length_taken_whole_pages_of_8"},
       {"batch_cuts_whole_tiles_by_the_limit", "sm90/sm90_schedule.cuh", "take_whole(query, query.sequence.splits);",
        "take_whole(query, params.splits);", "length_taken_whole_pages_of_8"},
-      {"batch_forgets_a_boundary", "sm90/sm90_forward.cuh", "if (leaves) this->enter_split(at.ahead);", "",
-       "length_taken_whole_pages_of_40"},
+      {"batch_forgets_a_boundary", "sm90/sm90_forward.cuh", "if (leaves && !spans) this->enter_next_split(at.ahead);",
+       "", "length_taken_whole_pages_of_40"},
   };
   return mutations;
 }

@@ -23,8 +23,8 @@ const std::vector<InvariantPath>& invariant_paths();
 /// the same bits, whatever else there is.
 const std::vector<InvariantPath>& batch_paths();
 
-/// One of dense calls, whose requests are of one length.
-InvariantPath dense_whole_path();
+/// Those of dense calls, whose requests are of one length.
+const std::vector<InvariantPath>& dense_batch_paths();
 
 /// A mistake that makes a path's bits depend on its company, or on how it is computed.
 struct InvarianceMutation {

@@ -247,8 +247,9 @@ int differing_batches(const InvariantPath& path, const std::string& kernel = {},
   const std::vector<Document>& texts = batch_texts(path);
   const auto first = std::ranges::find(batch_paths(), path.arithmetic, &InvariantPath::arithmetic);
   int count = 0;
-  const std::vector<Request> requests = path.spec.split ? std::vector<Request>{{1, 150}, {3, 97}, {2, 63}, {1, 17}}
-                                                        : std::vector<Request>{{kRows, kRows}, {90, 120}};
+  const std::vector<Request> requests = path.spec.split
+                                            ? std::vector<Request>{{1, 150}, {3, 97}, {6, 140}, {2, 63}, {1, 17}}
+                                            : std::vector<Request>{{kRows, kRows}, {90, 120}};
   for (const Request& request : requests) {
     const Chunk chunk = request.of(texts[0]);
     const ChunkCall alone(first->config, {chunk}, 0, 1);
@@ -297,12 +298,14 @@ TEST_P(InvariantBatches, AreThoseOfFloat64UpToRoundings) {
   EXPECT_LT(most, 8.0 / 256);  // no |v| reaches 6
 }
 
-/// Dense requests, whose query tiles are all taken whole and of whose splits none is left.
-TEST(InvariantDenseBatches, GiveARequestTheBitsThatItHasAloneOverPages) {
-  const InvariantPath path = dense_whole_path();
+/// Dense requests, whose splits go from block to block, or whose query tiles are all taken whole.
+class InvariantDenseBatches : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(InvariantDenseBatches, GiveARequestTheBitsThatItHasAloneOverPages) {
+  const InvariantPath& path = dense_batch_paths()[GetParam()];
   const std::vector<Document>& texts = batch_texts(path);
   const auto first = std::ranges::find(batch_paths(), path.arithmetic, &InvariantPath::arithmetic);
-  for (const Request& request : {Request{1, 150}, {3, 97}, {2, 64}}) {
+  for (const Request& request : {Request{1, 150}, {3, 97}, {6, 140}, {2, 64}}) {
     const Chunk chunk = request.of(texts[0]), other = request.as_many(texts[1], request.end);
     const ChunkCall alone(first->config, {chunk}, 0, 1);
     const RowBits wanted = alone.bits_of(run_chunks(*first, alone, {})).front();
@@ -313,6 +316,11 @@ TEST(InvariantDenseBatches, GiveARequestTheBitsThatItHasAloneOverPages) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Kernel, InvariantDenseBatches, testing::Range<std::size_t>(0, dense_batch_paths().size()),
+                         [](const testing::TestParamInfo<std::size_t>& parameter) {
+                           return dense_batch_paths()[parameter.param].name;
+                         });
 
 class BatchMutants : public testing::TestWithParam<std::size_t> {};
 

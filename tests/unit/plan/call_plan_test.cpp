@@ -151,6 +151,24 @@ TEST(CallPlan, SplitsOfFewRowsMayHaveAMultiprocessorEach) {
   }
 }
 
+/// Where most rows may need no merge. A block looks at many then.
+TEST(CallPlan, MergesOfRowsThatMayBeWholeHaveFewBlocks) {
+  for (const std::int64_t b : {8, 256}) {
+    Problem p = some_problem(1024);
+    p.invariance = Invariance::batch;
+    p.page_size = -1;
+    p.b = b;
+    p.h_q = 32;
+    p.h_kv = 8;
+    p.s_q = 1;
+    Planned planned;
+    plan_forward_call(p, {}, false, &planned);
+    ASSERT_EQ(text_of(planned.call, planned.kernels), (Names{"+fa_sm90_forward", "+fa_forward_combine"}));
+    EXPECT_EQ(planned.call.forward_params.attention.base.merge.some_whole, b == 256);
+    EXPECT_EQ(planned.call.steps().back().grid, b == 256 ? 132 * 2 : b * 32 * 2 / 4);
+  }
+}
+
 TEST(CallPlan, TopKeysComeBehindSumsThatMayBeInTheWorkspace) {
   for (const bool counted : {false, true}) {
     Problem p = some_problem(counted ? 8192 : 512, true);
