@@ -28,14 +28,11 @@ struct Request : Sequence {
   int first_position;  // that counts
 };
 
-/// Request `batch`. Whatever the arrays hold, its rows lie in q, and its positions in its table row.
-template <bool kVarlen>
-FA_DEVICE Request request_of(const ForwardParams& params, int batch) {
-  const SequenceParams& from = params.sequences;
-  const Span rows = kVarlen ? span_of(from.cu_q, from.used_q, batch, from.total_q, params.s_q) : Span{0, params.s_q};
+/// A request of such rows of q and as many keys.
+FA_DEVICE Request request_between(const ForwardParams& params, const Span& rows, int keys) {
   Request request;
   request.s_q = rows.count;
-  request.s_kv = clamp(ptx::ld_global(from.used_kv + batch), 0, params.s_kv);
+  request.s_kv = clamp(keys, 0, params.s_kv);
   request.diagonal = request.s_kv - request.s_q;
   request.causal_shift = request.diagonal + params.causal_shift;
   request.first_row = rows.first;
@@ -45,6 +42,16 @@ FA_DEVICE Request request_of(const ForwardParams& params, int batch) {
   request.m_blocks = 0;
   request.padded_rows = 0;
   request.first_padded_row = 0;
+  request.first_position = 0;
+  return request;
+}
+
+/// Request `batch`. Whatever the arrays hold, its rows lie in q, and its positions in its table row.
+template <bool kVarlen>
+FA_DEVICE Request request_of(const ForwardParams& params, int batch) {
+  const SequenceParams& from = params.sequences;
+  const Span rows = kVarlen ? span_of(from.cu_q, from.used_q, batch, from.total_q, params.s_q) : Span{0, params.s_q};
+  Request request = request_between(params, rows, ptx::ld_global(from.used_kv + batch));
   const int32_t* const begin = params.paged.begin;
   request.first_position = begin == nullptr ? 0 : clamp(ptx::ld_global(begin + batch), 0, request.s_kv);
   return request;
@@ -69,11 +76,13 @@ struct PagedKeys {
   static FA_DEVICE int page_index(int key) { return static_cast<uint32_t>(key) / static_cast<uint32_t>(kPageSize); }
   static FA_DEVICE int row_in_page(int key) { return static_cast<uint32_t>(key) % static_cast<uint32_t>(kPageSize); }
 
-  /// The page that `key` is in; anything for a page without keys.
+  /// The page that `key` is in; anything for a page without keys. kGuessed: so may `begin` and `end` be.
+  template <bool kGuessed = false>
   FA_DEVICE int page_of(int key) const {
     const int index = page_index(key);
     if (index < page_index(begin) || index * int64_t{kPageSize} >= end) return -1;
-    return ptx::ld_global(row + index * paged.stride_page);
+    const int32_t* const entry = row + index * paged.stride_page;
+    return kGuessed ? ptx::ld_guessed_global(entry) : ptx::ld_global(entry);
   }
   /// Whether `key` is there, in page `page`, which may lead out of the pool.
   FA_DEVICE bool has(int key, int page) const { return key >= begin && key < end && in_pool(page); }
@@ -88,7 +97,10 @@ struct PagedKeys<kContiguous> {
   int end;
 
   static FA_DEVICE int row_in_page(int key) { return key; }
-  FA_DEVICE int page_of(int) const { return row; }
+  template <bool kGuessed = false>
+  FA_DEVICE int page_of(int) const {
+    return row;
+  }
   FA_DEVICE bool has(int key, int page) const { return page >= 0 && begin <= key && key < end; }
   static FA_DEVICE bool in_pool(int page) { return page >= 0; }
 };

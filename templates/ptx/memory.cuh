@@ -26,6 +26,20 @@ FA_DEVICE void st_global(T* address, T value) {
   *address = value;
 }
 
+/// ld.relaxed.gpu.global: of memory that the kernel before this one may be writing. Ahead of the wait for that it is a
+/// guess, which is to be looked at again in the same way: no other load finds in the L1 cache what this one has read.
+FA_DEVICE int ld_ahead_global(const int32_t* address) {
+  int value;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(address)) : "memory");
+  return value;
+}
+
+/// ld.global at an address that follows from a guess: where that is wrong the value, which nobody may have written, is
+/// not used.
+FA_DEVICE int ld_guessed_global(const int32_t* address) {
+  return *address;
+}
+
 // An asm that touches memory is volatile, or picks an address itself that can be read wherever it stands. One without
 // is arithmetic to the compiler, which may execute it in front of the test for a valid address. The assembler merges
 // equal loads all the same.

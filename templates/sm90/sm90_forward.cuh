@@ -22,6 +22,7 @@
 #include <sm90/sm90_schedule.cuh>
 #include <sm90/sm90_scores.cuh>
 #include <sm90/sm90_shared_tile.cuh>
+#include <sm90/sm90_walks.cuh>
 
 namespace fa::sm90 {
 
@@ -45,12 +46,13 @@ struct Forward : Products<ForwardTraits<Config>> {
       Base::kAffineProduct, Base::kDropoutWarpgroup, Base::kEmptyWarp, Base::kOwnRanges, Base::kExchange,
       Base::kExactMax, Base::kDropoutRegisters, Base::kProducerRegisters, Base::kConsumerRegisters, Base::kDropoutWarps,
       Base::kSummed, Base::kPostsPieces, Base::kRolesWait, Base::kNamesLast, Base::kRowsAhead, Base::kMergesInCluster,
-      Base::kWholeTiles, Base::kFixedSplits, Base::kFoldsOverlapped, Base::kShares, Base::kSplitTiles,
-      Base::kFinishOverlapped, Base::kLayout, Base::kStageO, Base::p, Base::params, Base::shared, Base::k_full,
-      Base::k_empty, Base::v_full, Base::v_empty, Base::q_empty, Base::dropout_shared, Base::init_barriers,
-      Base::release, Base::own_range_end, Base::other_rows, Base::read_work, Base::work_before, Base::work_of,
-      Base::consume_work, Base::number_keys, Base::begin_rows, Base::before_keys, Base::with_keys, Base::with_products,
-      Base::before_softmax, Base::pack, Base::exponentiate, Base::rescue, Base::issue_scores, Base::issue_output;
+      Base::kWholeTiles, Base::kWalksTogether, Base::kFixedSplits, Base::kFoldsOverlapped, Base::kShares,
+      Base::kSplitTiles, Base::kFinishOverlapped, Base::kLayout, Base::kStageO, Base::p, Base::params, Base::shared,
+      Base::k_full, Base::k_empty, Base::v_full, Base::v_empty, Base::q_empty, Base::dropout_shared,
+      Base::init_barriers, Base::release, Base::own_range_end, Base::other_rows, Base::read_work, Base::work_before,
+      Base::work_of, Base::consume_work, Base::number_keys, Base::begin_rows, Base::before_keys, Base::with_keys,
+      Base::with_products, Base::before_softmax, Base::pack, Base::exponentiate, Base::rescue, Base::issue_scores,
+      Base::issue_output;
 
   using Base::Base;
 
@@ -108,7 +110,10 @@ struct Forward : Products<ForwardTraits<Config>> {
   }
 
   FA_DEVICE void produce() const {
-    if constexpr (kEmptyWarp) {
+    if constexpr (kWalksTogether) {
+      const int warp = ptx::shfl(ptx::thread_index() / kWarpSize, 0);
+      if (warp < 3) produce_together(warp, ptx::thread_index() % kWarpSize);
+    } else if constexpr (kEmptyWarp) {
       const int warp = ptx::shfl(ptx::thread_index() / kWarpSize, 0);
       const int lane = ptx::thread_index() % kWarpSize;
       if (warp == 0 && (kRagged || lane == 0)) Producer<Traits>(*this).produce_q_and_k(lane == 0);
@@ -136,6 +141,27 @@ struct Forward : Products<ForwardTraits<Config>> {
     if constexpr (kDropout && !kDropoutWarpgroup) {
       if (ptx::shfl(ptx::thread_index() / kWarpSize, 0) >= 4 - kDropoutWarps) DropoutWarps<Traits>(*this).write_masks();
     }
+  }
+
+  /// Warps walk over the same pieces, each with what it does of them: instructions that all of them wait for come once.
+  FA_DEVICE void produce_together(int warp, int lane) const {
+    const Producer<Traits> producer(*this);
+    RingSlot<kStages> slot;
+    RingSlot<kQBuffers> q_slot;
+    bool known = false;  // to the consumers: which tile is the last
+    const auto begin = [&](const Query& work) { return producer.first_page(work); };
+    const auto body = [&](const Query& work, int page) {
+      if (warp == 0) {
+        producer.load_q_and_k(slot, q_slot, work, page);
+        known = work.ahead.last && work.range.begin < work.range.end;
+      } else if (warp == 1) {
+        producer.load_values(slot, work, page);
+      } else {
+        epilogue().store_empty_tile(work, lane);
+      }
+    };
+    Walks<Traits>(*this).for_each_round(begin, body);
+    if (warp == 0 && lane == 0 && !known) producer.post_end(q_slot);
   }
 
   /// What a consumer carries from KV tile to KV tile. It is not made as an aggregate, which would clear S and O.

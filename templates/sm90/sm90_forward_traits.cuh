@@ -173,6 +173,9 @@ struct ForwardTraits {
   // A work descriptor says whether the block has another one.
   static constexpr bool kNamesLast = kRolesWait && kLeavesSplits;
   static constexpr bool kRowsAhead = kNamesLast && kKnownAhead && !kWholeTiles;
+  // The splits of a request are parts of its length. The warps that load find their tile together, ahead of the wait,
+  // by the length that memory holds.
+  static constexpr bool kWalksTogether = kNamesLast && kPaged && !kLengthSplits && !kMergesInCluster;
   static_assert(!kWholeTiles || kNamesLast, "descriptors of splits say what becomes of them");
   // P is relative to the exact maximum of a row's scores. Most KV tiles raise one then: O is multiplied overlapped with
   // the next product S.

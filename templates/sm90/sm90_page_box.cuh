@@ -23,12 +23,12 @@ FA_DEVICE int first_of_box(int n) {
 }
 
 /// The page of this lane's box of KV tile n, in which some key is needed; -1 of others.
-template <int kTileN, int kBoxRows, int kPageSize>
+template <int kTileN, int kBoxRows, bool kGuessed = false, int kPageSize>
 FA_DEVICE int page_of_box(const kernel::PagedKeys<kPageSize>& keys, int n) {
   const int first = first_of_box<kTileN, kBoxRows>(n);
   const int needed = first < keys.begin ? keys.begin : first;
   const bool loads = ptx::thread_index() % kernel::kWarpSize < kTileN / kBoxRows;
-  return loads && needed < first + kBoxRows ? keys.page_of(needed) : -1;
+  return loads && needed < first + kBoxRows ? keys.template page_of<kGuessed>(needed) : -1;
 }
 
 /// The box of this lane's kBoxRows rows of KV tile n, in page `page` of it. Rows that no query needs lie outside of the

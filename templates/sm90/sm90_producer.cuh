@@ -37,9 +37,9 @@ struct Producer : Schedule<Traits> {
       Base::kBoxes, Base::kRagged, Base::kLists, Base::kWaves, Base::kDynamic, Base::kPostsPieces, Base::p,
       Base::params, Base::q_shared, Base::k_shared, Base::v_shared, Base::k_full, Base::k_empty, Base::v_full,
       Base::v_empty, Base::v_landed, Base::q_full, Base::q_empty, Base::work_full, Base::listed_shared, Base::tiles,
-      Base::rounds, Base::has_tile, Base::first_row_of, Base::query_of_round, Base::query_of, Base::pages_of,
-      Base::for_each_piece, Base::for_each_split, Base::listed, Base::work_of, Base::post, Base::read_work,
-      Base::read_first_key, Base::release;
+      Base::rounds, Base::has_tile, Base::first_row_of, Base::row_of_q, Base::query_of_round, Base::query_of,
+      Base::pages_of, Base::for_each_piece, Base::for_each_split, Base::listed, Base::work_of, Base::post,
+      Base::read_work, Base::read_first_key, Base::release;
 
   FA_DEVICE explicit Producer(const Schedule<Traits>& base) : Schedule<Traits>(base) {}
 
@@ -95,6 +95,10 @@ struct Producer : Schedule<Traits> {
       }
       if (!leads) return;
     }
+    post_end(q_slot);
+  }
+
+  FA_DEVICE void post_end(const RingSlot<kQBuffers>& q_slot) const {
     ptx::mbarrier_wait(q_empty(q_slot.index), q_slot.parity ^ 1);  // all have read the descriptor that was there
     post(work_of(q_slot), {});                                     // the end: no KV tile
     if constexpr (kDynamic) ptx::mbarrier_arrive(work_full(q_slot.index));
@@ -109,7 +113,11 @@ struct Producer : Schedule<Traits> {
 
   FA_DEVICE void load_q_and_k(RingSlot<kStages>& k_slot, RingSlot<kQBuffers>& q_slot, const Query& work) const {
     if (work.range.begin >= work.range.end) return;
-    int page = page_ahead(work.range.end - 1, work);
+    load_q_and_k(k_slot, q_slot, work, page_ahead(work.range.end - 1, work));
+  }
+  FA_DEVICE void load_q_and_k(RingSlot<kStages>& k_slot, RingSlot<kQBuffers>& q_slot, const Query& work,
+                              int page) const {
+    if (work.range.begin >= work.range.end) return;
     load_k(k_slot, work.range.end - 1, work, page);
     if (!kPaged || ptx::thread_index() == 0) {
       load_q(q_slot, work);
@@ -161,7 +169,9 @@ struct Producer : Schedule<Traits> {
 
   FA_DEVICE void load_values(RingSlot<kStages>& v_slot, const Query& work) const {
     if (work.range.begin >= work.range.end) return;
-    int page = page_ahead(work.range.end - 1, work);
+    load_values(v_slot, work, page_ahead(work.range.end - 1, work));
+  }
+  FA_DEVICE void load_values(RingSlot<kStages>& v_slot, const Query& work, int page) const {
     FA_UNROLL_BY(kLoadCopies)
     for (int n = work.range.end - 1; n >= work.range.begin; --n) load_v(v_slot, n, work, page);
   }
@@ -296,9 +306,14 @@ struct Producer : Schedule<Traits> {
   }
 
   /// The page of a box that is copied later, if that is asked for ahead.
+  template <bool kGuessed = false>
   FA_DEVICE int page_ahead(int n, const Query& work) const {
-    if constexpr (Base::kPagesAhead) return page_of_box<kTileN, kBoxRows>(keys_of(work), n);
+    if constexpr (Base::kPagesAhead) return page_of_box<kTileN, kBoxRows, kGuessed>(keys_of(work), n);
     return 0;
+  }
+  /// Of the first KV tile of a query, whose lengths may be guessed.
+  FA_DEVICE int first_page(const Query& work) const {
+    return work.range.begin < work.range.end ? page_ahead<true>(work.range.end - 1, work) : 0;
   }
 
   /// This lane's box of KV tile n. Where its page has been asked for, that is `page`, which becomes the next KV tile's.
@@ -369,12 +384,6 @@ struct Producer : Schedule<Traits> {
     if (lane != 0) return;
     ptx::mbarrier_arrive(v_landed());  // whose next use is of an even phase again
     ptx::mbarrier_arrive(full);
-  }
-
-  FA_DEVICE int row_of_q(const Query& work) const {
-    int row = Config::kPackGqa ? first_row_of(work) / params.group : first_row_of(work);
-    if constexpr (kVarlen) row += work.sequence.first_row;  // rows behind the sequence come along, and are not stored
-    return row;
   }
 
   FA_DEVICE void load_q(RingSlot<kQBuffers>& slot, const Query& work) const {

@@ -112,6 +112,13 @@ struct Schedule : ForwardBlock<Traits> {
   /// Likewise.
   FA_DEVICE Query query_of(int index) const {
     Query query;
+    take_tile(query, index);
+    look(query);
+    return query;
+  }
+
+  /// Which tile it is.
+  FA_DEVICE void take_tile(Query& query, int index) const {
     if constexpr (kVarlen) {
       query.tile =
           kernel::forward_tile_of_batch<kTileM, Config::kPackGqa>(params, kShares ? index / params.splits : index);
@@ -123,8 +130,6 @@ struct Schedule : ForwardBlock<Traits> {
       // ALiBi prunes least in the last heads: long tiles first.
       if constexpr (kDistancePruning) query.tile.head = params.heads - 1 - query.tile.head;
     }
-    look(query);
-    return query;
   }
 
   /// The first query tile of this block that sees a key, if there is one.
@@ -200,6 +205,12 @@ struct Schedule : ForwardBlock<Traits> {
     query.whole = true;
   }
 
+  FA_DEVICE int row_of_q(const Query& work) const {
+    int row = Config::kPackGqa ? first_row_of(work) / params.group : first_row_of(work);
+    if constexpr (kVarlen) row += work.sequence.first_row;  // rows behind the sequence come along, and are not stored
+    return row;
+  }
+
   /// Calls `body(query)` for each piece of this block's part. Called by whole warps. Without a schedule from the last
   /// piece, which another part may wait for, to the first, which may have to wait: else parts would wait in a chain.
   template <class Body>
@@ -229,11 +240,11 @@ struct Schedule : ForwardBlock<Traits> {
     body(query);
   }
 
-  /// What a query tile sees, and where it is. kAgain: what another split of it sees.
-  template <bool kAgain = false>
+  /// What a query tile sees, and where it is. kAgain: what another split of it sees. kKnown: its request is.
+  template <bool kAgain = false, bool kKnown = false>
   FA_DEVICE void look(Query& query) const {
     if constexpr (!kAgain) {
-      if constexpr (kPaged) query.sequence = kernel::request_of<kVarlen>(params, query.tile.batch);
+      if constexpr (kPaged && !kKnown) query.sequence = kernel::request_of<kVarlen>(params, query.tile.batch);
       if constexpr (kPaged && Base::kLeavesSplits) query.sequence.splits = splits_of_request(query);
       if constexpr (kPostsFirstRow) query.first_row = place_of(query);
     }
@@ -257,7 +268,8 @@ struct Schedule : ForwardBlock<Traits> {
       if (query.tile.split >= query.sequence.splits) query.range = {};
     }
     if constexpr (!kAgain) {
-      if constexpr (kPaged) query.pages = pages_of(query);
+      if constexpr (kPaged) query.pages.first_read = first_read_of(query);
+      if constexpr (kPaged && !kKnown) query.pages.table_row = kernel::table_row_of(params.paged, query.tile.batch);
       query.kv_head = rows.kv_head();
       query.head_in_group = Config::kPackGqa ? 0 : query.tile.head - query.kv_head * params.group;
     }
@@ -274,9 +286,11 @@ struct Schedule : ForwardBlock<Traits> {
 
   /// Of a query whose request is known.
   FA_DEVICE typename Base::Pages pages_of(const Query& query) const {
+    return {kernel::table_row_of(params.paged, query.tile.batch), first_read_of(query)};
+  }
+  FA_DEVICE int first_read_of(const Query& query) const {
     const Rows rows{params.group, query.tile.head};
-    return {kernel::table_row_of(params.paged, query.tile.batch),
-            kernel::keys_begin<Variant>(params, query.sequence, rows.position(first_row_of(query)))};
+    return kernel::keys_begin<Variant>(params, query.sequence, rows.position(first_row_of(query)));
   }
 
   /// Splits of a fixed size of a query tile, whoever has them.

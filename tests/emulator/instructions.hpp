@@ -34,6 +34,10 @@ std::uint32_t vote_ballot(bool predicate, const Site& site);
 /// Checks an access to global memory; the caller then does it.
 void check_global_load(const void* address, std::size_t bytes, const char* name, const Site& site);
 void check_global_store(const void* address, std::size_t bytes, const char* name, const Site& site);
+/// A load that may come before griddepcontrol.wait: what it finds then may be anything.
+std::int32_t load_ahead(const std::int32_t* address, const Site& site);
+/// A load whose address may be wrong, though within a region: nobody need have written there.
+std::int32_t load_guessed(const std::int32_t* address, const Site& site);
 /// st.relaxed.gpu: the thread's own stores of shared memory have to be complete, or
 /// nobody could tell when they are.
 void signal_global(std::int32_t* address, std::int32_t value, const Site& site);

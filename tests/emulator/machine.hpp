@@ -191,6 +191,8 @@ class Machine {
     if (on_wait_) on_wait_();
   }
 
+  /// Whether what the lane reads may yet be written by the kernel before.
+  bool may_guess(const Lane& lane) const { return early_ && !lane.waited_for_grid; }
   /// The kernel before this one may still run.
   void start_early(bool early, bool inputs) {
     early_ = early;

@@ -28,8 +28,9 @@ std::vector<Mutation> boxes() {
               sm90_paged(),
               {global_uninitialised, global_out_of_bounds}},
              {"hopper_box_of_the_page_in_front",
-              "return loads && needed < first + kBoxRows ? keys.page_of(needed) : -1;",
-              "return loads && needed < first + kBoxRows ? keys.page_of(needed < kPageSize ? needed : needed - "
+              "return loads && needed < first + kBoxRows ? keys.template page_of<kGuessed>(needed) : -1;",
+              "return loads && needed < first + kBoxRows ? keys.template page_of<kGuessed>(needed < kPageSize ? needed "
+              ": needed - "
               "kPageSize) : -1;",
               sm90_paged(),
               {}}});

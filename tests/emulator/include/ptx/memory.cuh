@@ -25,6 +25,14 @@ FA_DEVICE void st_global(T* address, T value, const emulator::Site& site = emula
   *address = value;
 }
 
+FA_DEVICE int32_t ld_ahead_global(const int32_t* address, const emulator::Site& site = emulator::Site::current()) {
+  return emulator::load_ahead(address, site);
+}
+
+FA_DEVICE int32_t ld_guessed_global(const int32_t* address, const emulator::Site& site = emulator::Site::current()) {
+  return emulator::load_guessed(address, site);
+}
+
 template <class T>
 FA_DEVICE T ld_global_nc(const T* address, const emulator::Site& site = emulator::Site::current()) {
   emulator::check_global_load(address, sizeof(T), "ld.global.nc", site);
