@@ -556,6 +556,19 @@ TEST(EarlyLaunches, InputsMayBeWhatTheKernelBeforeWrites) {
   EXPECT_EQ(early_fault(behind, true, true), std::nullopt);
 }
 
+TEST(EarlyLaunches, AGuessMayBeReadAheadOfTheWait) {
+  const auto guess = [](const float* input) {
+    return load_ahead(reinterpret_cast<const std::int32_t*>(input), Site::current());
+  };
+  const auto first = [&](const float* input, float*) {
+    guess(input);
+    griddepcontrol_wait();
+    EXPECT_EQ(guess(input), *reinterpret_cast<const std::int32_t*>(input));
+  };
+  EXPECT_EQ(early_fault(first, true, true), std::nullopt);
+  EXPECT_EQ(early_fault(first, false, true), std::nullopt) << "launched in order";
+}
+
 TEST(EarlyLaunches, EveryThreadWaitsForItself) {
   EXPECT_EQ(early_fault([](const float*, float* output) {
               if (thread_index() == 0) griddepcontrol_wait();

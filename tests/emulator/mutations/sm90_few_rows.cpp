@@ -50,7 +50,7 @@ std::vector<Mutation> waits() {
                                    {too_early}},
                                   {"few_rows_by_a_length_that_is_guessed",
                                    "if (!ptx::vote_any(keys != guess)) break;",
-                                   "break;",
+                                   "if (!ptx::vote_any(keys != keys + 0 * guess)) break;",
                                    sm90_splits_request(),
                                    {deadlock, barrier_misuse, global_uninitialised}}}),
        in("sm90/sm90_forward.cuh",
