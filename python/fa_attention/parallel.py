@@ -22,7 +22,8 @@ from . import _abi, _views, capi
 from ._errors import type_name
 from ._library import Library, load
 
-__all__ = ["Communicator", "ContextParallel", "GRADIENTS", "LAYOUTS", "SCHEMES", "TRANSFERS", "load_parallel", "shard", "shard_rows", "unshard"]
+__all__ = ["Communicator", "ContextParallel", "GRADIENTS", "LAYOUTS", "SCHEMES", "TRANSFERS", "load_parallel", "shard",
+           "shard_rows", "unshard"]
 
 LAYOUTS = {"contiguous": 0, "zigzag": 1, "striped": 2}
 SCHEMES = {"automatic": 0, "ring": 1, "all_gather": 2, "ulysses": 3}
