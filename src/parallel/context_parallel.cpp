@@ -324,9 +324,8 @@ class ContextParallel::Impl {
   /// Puts take what lies in memory that ranks share.
   bool can_travel(const TensorView& tensor) const {
     if (!communicator_->shares_memory()) return true;
-    std::int64_t elements = 1;
-    for (const std::int64_t count : tensor.shape) elements *= count;
-    return communicator_->is_shared(tensor.data, static_cast<std::size_t>(elements) * size_of(tensor.dtype));
+    const auto elements = static_cast<std::size_t>(tensor.elements());
+    return communicator_->is_shared(tensor.data, elements * size_of(tensor.dtype));
   }
 
   int multiprocessors(const Call& call) const {
@@ -444,7 +443,7 @@ class ContextParallel::Impl {
       TensorView& lse = call.given[kLse];
       lse = TensorView(lse_.at(0), wide(), {s.b, s.h_q, s.s_q / communicator_->size(), 1});
     }
-    planned.executor->run(*communicator_, call.given, call.context, {scratch_.at(0), shared_.data()}, stream);
+    planned.executor->run(*communicator_, call.given, call.context, {scratch_.at(0), shared_.at(0)}, stream);
   }
 
   ContextParallelConfig config_;

@@ -53,66 +53,41 @@ struct CopyRows {
 };
 CopyRows rows_of_copy(const TensorView& to, const TensorView& from);
 
-/// Owns memory of a device.
-class Buffer {
+/// Owns memory that `kTake` of a source has given, until `kGive` has it back.
+template <class Source, auto kTake, auto kGive>
+class Owned {
  public:
-  Buffer() = default;
-  Buffer(Memory& memory, std::size_t bytes) : memory_(&memory), data_(memory.allocate(bytes)), size_(bytes) {}
-  Buffer(Buffer&& other) noexcept { swap(other); }
-  Buffer& operator=(Buffer&& other) noexcept {
+  Owned() = default;
+  Owned(Source& source, std::size_t bytes) : source_(&source), data_((source.*kTake)(bytes)), size_(bytes) {}
+  Owned(Owned&& other) noexcept { swap(other); }
+  Owned& operator=(Owned&& other) noexcept {
     swap(other);
     return *this;
   }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() {
-    if (data_ != nullptr) memory_->free(data_);
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  ~Owned() {
+    if (data_ != nullptr) (source_->*kGive)(data_);
   }
 
   void* at(std::size_t offset) const noexcept { return static_cast<std::byte*>(data_) + offset; }
   std::size_t size() const noexcept { return size_; }
 
  private:
-  void swap(Buffer& other) noexcept {
-    std::swap(memory_, other.memory_);
+  void swap(Owned& other) noexcept {
+    std::swap(source_, other.source_);
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
   }
-  Memory* memory_ = nullptr;
+  Source* source_ = nullptr;
   void* data_ = nullptr;
   std::size_t size_ = 0;
 };
 
-/// Owns this rank's part of memory that ranks share.
-class SharedBuffer {
- public:
-  SharedBuffer() = default;
-  SharedBuffer(Communicator& communicator, std::size_t bytes)
-      : communicator_(&communicator), data_(communicator.share(bytes)), size_(bytes) {}
-  SharedBuffer(SharedBuffer&& other) noexcept { swap(other); }
-  SharedBuffer& operator=(SharedBuffer&& other) noexcept {
-    swap(other);
-    return *this;
-  }
-  SharedBuffer(const SharedBuffer&) = delete;
-  SharedBuffer& operator=(const SharedBuffer&) = delete;
-  ~SharedBuffer() {
-    if (data_ != nullptr) communicator_->unshare(data_);
-  }
-
-  void* data() const noexcept { return data_; }
-  std::size_t size() const noexcept { return size_; }
-
- private:
-  void swap(SharedBuffer& other) noexcept {
-    std::swap(communicator_, other.communicator_);
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
-  }
-  Communicator* communicator_ = nullptr;
-  void* data_ = nullptr;
-  std::size_t size_ = 0;
-};
+/// Memory of a device.
+using Buffer = Owned<Memory, &Memory::allocate, &Memory::free>;
+/// This rank's part of memory that ranks share.
+using SharedBuffer = Owned<Communicator, &Communicator::share, &Communicator::unshare>;
 
 }  // namespace fa::parallel
 

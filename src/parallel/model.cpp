@@ -16,8 +16,9 @@ constexpr double kFlopsOfBackwardScore = 10;  // five products
 constexpr double kTileRows = 128;
 constexpr double kMultiprocessors = 132;
 
-// How many times longer a step's kernels have to take than its transfers, for calls side by side to be the faster.
-// Measured on two H200s, packed batches of 128k tokens: 6 and 21 times gain, 1.5 and 5 times do not. Nor do dense ones.
+// How many times longer a step's kernels have to take than its transfers, where these are messages, for calls side by
+// side to be the faster. Measured on two H200s, packed batches of 128k tokens: 6 and 21 times gain, 1.5 and 5 times do
+// not. Nor do dense ones. By copy engines all gain whose transfers hide.
 constexpr double kFewTransfers = 4;
 constexpr double kFewGradientTransfers = 10;
 

@@ -27,6 +27,8 @@ using parallel::CudaContext;
 using parallel::CudaScope;
 using parallel::Nccl;
 using parallel::nccl;
+using parallel::nccl_check;
+using parallel::nccl_text;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kEvents = 64;  // groups whose ends can be waited for apart
@@ -49,13 +51,6 @@ int type_of(DType dtype) {
   }
 }
 
-std::string text_of(int result, Nccl::Comm comm) {
-  std::string text = nccl().error_string(result);
-  const char* const last = comm == nullptr ? nullptr : nccl().last_error(comm);
-  if (last != nullptr && *last != '\0') text += std::string(" (") + last + ")";
-  return text;
-}
-
 [[noreturn]] void throw_failed(const std::string& problem) {
   throw Error(ErrorCode::cuda, "communication of the group has failed: " + problem, {{"problem", problem}});
 }
@@ -65,11 +60,11 @@ int ordinal_of(Nccl::Comm comm) {
   int device = 0, error = Nccl::kSuccess;
   const int result = nccl().comm_async_error(comm, &error);
   if (result != Nccl::kSuccess || (error != Nccl::kSuccess && error != Nccl::kInProgress)) {
-    parallel::throw_invalid("comm", text_of(result != Nccl::kSuccess ? result : error, nullptr),
+    parallel::throw_invalid("comm", nccl_text(result != Nccl::kSuccess ? result : error, nullptr),
                             "a communicator that has not failed or been aborted");
   }
   if (const int failed = nccl().comm_device(comm, &device); failed != Nccl::kSuccess) {
-    parallel::throw_invalid("comm", text_of(failed, nullptr), "a communicator of NCCL");
+    parallel::throw_invalid("comm", nccl_text(failed, nullptr), "a communicator of NCCL");
   }
   return device;
 }
@@ -80,8 +75,8 @@ class NcclCommunicator final : public Communicator {
   /// Once the other constructor is done, the destructor gives back what this one has made before it fails.
   NcclCommunicator(Nccl::Comm comm, const NcclOptions& options)
       : NcclCommunicator(comm, options, Device::cuda(ordinal_of(comm))) {
-    nccl_check(nccl().comm_count(comm, &size_), "ncclCommCount");
-    nccl_check(nccl().comm_rank(comm, &rank_), "ncclCommUserRank");
+    nccl_check(nccl().comm_count(comm, &size_), "ncclCommCount", comm);
+    nccl_check(nccl().comm_rank(comm, &rank_), "ncclCommUserRank", comm);
     const CudaScope scope(context_);
     int lowest = 0, highest = 0;
     cuda_check(cuda().cuCtxGetStreamPriorityRange(&lowest, &highest), "cuCtxGetStreamPriorityRange");
@@ -228,12 +223,6 @@ class NcclCommunicator final : public Communicator {
     std::optional<Clock::time_point> since;
   };
 
-  void nccl_check(int result, const char* call) const {
-    if (result == Nccl::kSuccess) return;
-    throw Error(ErrorCode::cuda, std::string(call) + " failed with " + text_of(result, comm_),
-                {{"call", call}, {"result", std::to_string(result)}});
-  }
-
   std::string late() const {
     return "rank " + std::to_string(rank_) + " has waited for other ranks for " +
            std::to_string(options_.timeout.count()) + " ms";
@@ -319,7 +308,9 @@ class NcclCommunicator final : public Communicator {
     return result != Nccl::kSuccess ? result : error;
   }
 
-  std::string problem_of(int result) const { return "rank " + std::to_string(rank_) + ": " + text_of(result, nullptr); }
+  std::string problem_of(int result) const {
+    return "rank " + std::to_string(rank_) + ": " + nccl_text(result, nullptr);
+  }
 
   /// Whether the first group that is not done has taken longer than the bound, since what is before it was done.
   bool front_is_late() {

@@ -90,4 +90,17 @@ const Nccl& nccl() {
   return *api.release();  // for the life of the process, as its communicators are
 }
 
+std::string nccl_text(int result, Nccl::Comm comm) {
+  std::string text = nccl().error_string(result);
+  const char* const last = comm == nullptr ? nullptr : nccl().last_error(comm);
+  if (last != nullptr && *last != '\0') text += std::string(" (") + last + ")";
+  return text;
+}
+
+void nccl_check(int result, const char* call, Nccl::Comm comm) {
+  if (result == Nccl::kSuccess) return;
+  throw Error(ErrorCode::cuda, std::string(call) + " failed with " + nccl_text(result, comm),
+              {{"call", call}, {"result", std::to_string(result)}});
+}
+
 }  // namespace fa::parallel

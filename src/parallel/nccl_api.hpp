@@ -61,6 +61,11 @@ struct Nccl {
 /// attempt is not remembered. Throws fa::Error(unsupported) with what was tried.
 const Nccl& nccl();
 
+/// What NCCL says of a result, and of the communicator's last error unless that is null.
+std::string nccl_text(int result, Nccl::Comm comm);
+/// Throws fa::Error(cuda) naming the call and what NCCL says.
+void nccl_check(int result, const char* call, Nccl::Comm comm);
+
 }  // namespace fa::parallel
 
 #endif  // FA_SRC_PARALLEL_NCCL_API_HPP_

@@ -15,12 +15,6 @@ constexpr int kMostRanks = 8;  // each plans for all
 constexpr unsigned char kReleased = 0x7f;
 constexpr auto kReleaseTime = std::chrono::seconds(1);
 
-void nccl_check(int result, const char* call) {
-  if (result == Nccl::kSuccess) return;
-  throw Error(ErrorCode::cuda, std::string(call) + " failed with " + nccl().error_string(result),
-              {{"call", call}, {"result", std::to_string(result)}});
-}
-
 std::vector<int> peers_of(std::span<const Communicator::Transfer> group, bool sends) {
   std::vector<int> peers;
   for (const Communicator::Transfer& transfer : group) {
@@ -55,7 +49,7 @@ bool NcclWindows::can_be_used(Nccl::Comm comm, int size) {
 NcclWindows::Part NcclWindows::allocate(std::size_t bytes) {
   Part part{nullptr, bytes, nullptr};
   void* memory = nullptr;
-  nccl_check(nccl().allocate(&memory, std::max<std::size_t>(bytes, 1)), "ncclMemAlloc");
+  nccl_check(nccl().allocate(&memory, std::max<std::size_t>(bytes, 1)), "ncclMemAlloc", comm_);
   part.memory = static_cast<std::byte*>(memory);
   // Words are 0 before another rank can write one.
   cuda_check(cuda().cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(memory), 0, bytes, releasing_), "cuMemsetD8Async");
@@ -64,7 +58,7 @@ NcclWindows::Part NcclWindows::allocate(std::size_t bytes) {
     keep(nccl().register_window(comm_, memory, std::max<std::size_t>(bytes, 1), &part.window, Nccl::kSymmetric));
   });
   if (result != Nccl::kSuccess) nccl().free(memory);
-  nccl_check(result, "ncclCommWindowRegister");
+  nccl_check(result, "ncclCommWindowRegister", comm_);
   return part;
 }
 

@@ -61,7 +61,8 @@ class NcclWindows {
   void free(const Part& part) noexcept;
   const Part& part_of(const void* data) const;
   void check(const Communicator::Transfer& transfer) const;
-  /// Of a peer's words here, or of this rank's there; what is to be written to it is one window's half further on.
+  /// Which word tells of a peer, and in the peer's window of this rank. What goes out lies sent_.size() words behind
+  /// it.
   std::size_t word_at(Word word, int peer) const noexcept;
   CUdeviceptr address(std::size_t offset) const noexcept;
   void prepare_word(Word word, int peer, Stream stream);

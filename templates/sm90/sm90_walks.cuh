@@ -25,7 +25,7 @@ struct Walks : Schedule<Traits> {
   FA_DEVICE explicit Walks(const Schedule<Traits>& base) : Schedule<Traits>(base) {}
 
   /// The first tile is found by the length that memory holds ahead of the wait, which is looked at again behind it:
-  /// where it is new, the tile is found once more.
+  /// where it is new, the tile is found once more. Requests begin at their first key: calls with seq_begin are sm80's.
   template <class Begin, class Body>
   FA_DEVICE void for_each_round(const Begin& begin, const Body& body) const {
     const Rounds own = rounds();

@@ -29,6 +29,14 @@ static_assert(std::is_same_v<decltype(&ncclRecv),
 static_assert(std::is_same_v<decltype(&ncclCommGetAsyncError), ncclResult_t (*)(ncclComm_t, ncclResult_t*)>);
 static_assert(std::is_same_v<decltype(&ncclCommAbort), ncclResult_t (*)(ncclComm_t)>);
 static_assert(std::is_same_v<cudaStream_t, Stream>);
+#if NCCL_VERSION_CODE >= 23007
+static_assert(NCCL_WIN_COLL_SYMMETRIC == Nccl::kSymmetric && std::is_same_v<ncclWindow_t, Nccl::Window>);
+static_assert(
+    std::is_same_v<decltype(&ncclPutSignal), ncclResult_t (*)(const void*, size_t, ncclDataType_t, int, ncclWindow_t,
+                                                              size_t, int, int, unsigned, ncclComm_t, cudaStream_t)>);
+static_assert(
+    std::is_same_v<decltype(&ncclCommWindowRegister), ncclResult_t (*)(ncclComm_t, void*, size_t, ncclWindow_t*, int)>);
+#endif
 
 TEST(NcclHeader, SaysWhatIsDeclared) {
   EXPECT_GE(NCCL_VERSION_CODE, 21800) << "an older header than the library takes";
